@@ -1,0 +1,1 @@
+"""`tokenmill demo`: a whole pool on this machine, a dozen real prompts, a table."""

@@ -1,0 +1,221 @@
+"""Every error tokenmill raises, as one tree.
+
+    TokenmillError
+    ├── ConfigError               a setting is unknown, unparsable or out of range
+    ├── InvalidRequest            a field of a prompt is wrong; never retried
+    │   ├── PromptTooLong         prompt + max_tokens exceed what the model can hold
+    │   ├── PayloadTooLarge       the encoded request exceeds the byte limit
+    │   └── ControlTokensInText   user text spells one of the model's control tokens
+    ├── IdempotencyConflict       same key, different payload
+    ├── QueueFull                 backpressure; carries retry_after_s
+    ├── ModelUnavailable          no live worker serves the model
+    ├── UnknownJob                no record of that job id (or it has expired)
+    ├── JobFailed                 the job ended as failed; carries code and message
+    │   ├── JobCancelled
+    │   └── JobExpired
+    ├── ResultTimeout             the caller's time-out passed; the job goes on
+    ├── ProtocolError             bytes from Redis that are not our wire format
+    ├── IllegalTransition         an event that the job's state does not allow
+    ├── RedisUnavailable          no connection within the time-out
+    ├── RedisUnsuitable           server too old, evicting, read-only, wrong password
+    ├── ModelLoadError            a model cannot be found, read or is unsupported
+    └── EngineError               a request failed inside the engine
+        ├── KVPoolExhausted       a single request needs more KV blocks than exist
+        └── NonFiniteLogits       the model produced NaN or infinity for one request
+
+A message says what was wrong, what was expected and what to do. `exit_code` is the
+command line's exit status for that kind; `code` is the name on the wire.
+"""
+
+from typing import ClassVar
+
+
+class TokenmillError(Exception):
+    """Root of the tree: catch this to catch everything tokenmill raises."""
+
+    code: ClassVar[str] = "internal_error"
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(TokenmillError):
+    """A configuration key is unknown, unparsable or out of range.
+
+    Args:
+        key: The dotted key, for example ``worker.max_running``.
+        problem: What was found, what was expected, and what to do.
+        origin: Where the value came from (a file's path or a variable's name).
+    """
+
+    code = "invalid_config"
+    exit_code = 2
+
+    def __init__(self, key: str, problem: str, origin: str | None = None) -> None:
+        self.key = key
+        self.origin = origin
+        where = f" (from {origin})" if origin else ""
+        super().__init__(f"configuration key '{key}'{where}: {problem}")
+
+
+class InvalidRequest(TokenmillError):
+    """One field of a request is wrong. The job fails alone and is never retried.
+
+    Args:
+        field: The field's name as the caller wrote it, for example ``temperature``.
+        problem: What was found, what the limit is, and what to do.
+    """
+
+    code = "invalid_request"
+    exit_code = 4
+
+    def __init__(self, field: str, problem: str) -> None:
+        self.field = field
+        self.problem = problem
+        super().__init__(f"{field}: {problem}")
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt, with its output, does not fit the model's context or KV pool."""
+
+    code = "prompt_too_long"
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The encoded request is larger than the pool accepts."""
+
+    code = "payload_too_large"
+
+
+class ControlTokensInText(InvalidRequest):
+    """User text spells a control token of the model and the caller did not allow it."""
+
+    code = "control_tokens_in_text"
+
+
+class IdempotencyConflict(TokenmillError):
+    """The idempotency key was used before with a different payload."""
+
+    code = "idempotency_conflict"
+    exit_code = 5
+
+
+class QueueFull(TokenmillError):
+    """The queue is at its limit of jobs or tokens; nothing was recorded.
+
+    Args:
+        message: Which limit was reached and its value.
+        retry_after_s: Seconds after which a retry has a chance.
+    """
+
+    code = "queue_full"
+    exit_code = 6
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{message}; retry after {retry_after_s:.1f} s")
+
+
+class ModelUnavailable(TokenmillError):
+    """No live worker serves the model, and the caller chose not to wait for one."""
+
+    code = "model_unavailable"
+    exit_code = 7
+
+
+class UnknownJob(TokenmillError):
+    """There is no record of this job: the id is wrong or its retention has passed."""
+
+    code = "unknown_job"
+    exit_code = 8
+
+
+class JobFailed(TokenmillError):
+    """The job reached a terminal state other than success.
+
+    Args:
+        job_id: The job.
+        error_code: The wire name of the cause, for example ``prompt_too_long``.
+        message: The recorded message.
+    """
+
+    code = "job_failed"
+    exit_code = 9
+
+    def __init__(self, job_id: str, error_code: str, message: str) -> None:
+        self.job_id = job_id
+        self.error_code = error_code
+        self.message = message
+        super().__init__(f"job {job_id} {self.code}: [{error_code}] {message}")
+
+
+class JobCancelled(JobFailed):
+    """The job was cancelled before it finished."""
+
+    code = "job_cancelled"
+    exit_code = 10
+
+
+class JobExpired(JobFailed):
+    """The job's deadline passed before it finished."""
+
+    code = "job_expired"
+    exit_code = 11
+
+
+class ResultTimeout(TokenmillError, TimeoutError):
+    """The caller's time-out passed while the job was still going; it goes on."""
+
+    code = "result_timeout"
+    exit_code = 12
+
+
+class ProtocolError(TokenmillError):
+    """Something read from Redis is not in our wire format, or of another version."""
+
+    code = "protocol_error"
+    exit_code = 13
+
+
+class IllegalTransition(TokenmillError):
+    """An event arrived that the job's state does not allow."""
+
+    code = "illegal_transition"
+
+
+class RedisUnavailable(TokenmillError):
+    """Redis did not answer within the time-out."""
+
+    code = "redis_unavailable"
+    exit_code = 3
+
+
+class RedisUnsuitable(TokenmillError):
+    """Redis answers but cannot be used: too old, evicting, read-only, bad password."""
+
+    code = "redis_unsuitable"
+    exit_code = 3
+
+
+class ModelLoadError(TokenmillError):
+    """A model cannot be found or read, or its architecture is not supported."""
+
+    code = "model_load_error"
+    exit_code = 14
+
+
+class EngineError(TokenmillError):
+    """A request failed inside the engine; its neighbours are untouched."""
+
+    code = "engine_error"
+    exit_code = 15
+
+
+class KVPoolExhausted(EngineError):
+    """One request alone needs more KV blocks than the pool has."""
+
+    code = "kv_pool_exhausted"
+
+
+class NonFiniteLogits(EngineError):
+    """The model produced NaN or infinity for this request."""
+
+    code = "non_finite_logits"

@@ -1,0 +1,254 @@
+"""What travels: requests, token deltas, results. Frozen msgspec structs, JSON bytes.
+
+JSON rather than msgpack on the wire that clients see, so that a developer in any
+language needs nothing but a Redis library (docs/adr/0002-json-on-the-wire.md).
+"""
+
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+"""Version of every record below; a reader refuses a greater one by name."""
+
+DEFAULT_TENANT: Final = "default"
+DEFAULT_MODEL: Final = "smollm2-135m"
+
+
+class JobClass(StrEnum):
+    """How urgent a job is; each class has its own streams."""
+
+    INTERACTIVE = "interactive"
+    """Someone is waiting."""
+    BULK = "bulk"
+    """Fills what interactive work leaves."""
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    """End-of-sequence token, a stop string or a stop id."""
+    LENGTH = "length"
+    """max_tokens or the context was reached."""
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    ERROR = "error"
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Sampling(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """How output tokens are chosen. `shared.validate` holds the limits."""
+
+    max_tokens: int = 128
+    """Most output tokens per choice."""
+    min_tokens: int = 0
+    """No stop of any kind before this many output tokens."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output, as in transformers; 1 is none."""
+    presence_penalty: float = 0.0
+    """Over output, as in OpenAI's API."""
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """Drawn at enqueue when absent, and recorded."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; they are not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """How many alternatives to report per token; 0 is the chosen token's alone."""
+    n: int = 1
+    """Number of choices."""
+
+
+class Prompt(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What a caller submits: text or messages, how to sample, how to queue.
+
+    Exactly one of `text` and `messages` is given. `Prompt("Hello")` is enough.
+    """
+
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    model: str = DEFAULT_MODEL
+    sampling: Sampling = Sampling()
+    job_class: JobClass = JobClass.INTERACTIVE
+    tenant: str = DEFAULT_TENANT
+    priority: int = 0
+    """Within the class; a smaller number is more urgent."""
+    idempotency_key: str | None = None
+    deadline_s: float | None = None
+    """Seconds from enqueue after which the job expires, waiting or running."""
+    delay_s: float = 0.0
+    """Seconds to wait before the job is queued."""
+    control_tokens: Literal["refuse", "as_text", "allow"] = "refuse"
+    """What to do where the text spells a control token such as <|im_end|>."""
+
+
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`in:<id>`: the part of a prompt that decides its output. Unknown keys refused
+    by `forbid_unknown_fields` would break rolling upgrades, so `v` is checked instead.
+    """
+
+    v: int = SCHEMA_VERSION
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    sampling: Sampling = Sampling()
+    control_tokens: Literal["refuse", "as_text", "allow"] = "refuse"
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of the chosen token and of the most likely others."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log probability), most likely first."""
+
+
+class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a job failed, as recorded and shown."""
+
+    code: str
+    message: str
+    field: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens counted, over all choices and epochs."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds since enqueue, by the clock of Redis; None: never reached."""
+
+    queued_ms: float | None = None
+    """Enqueue to start on a worker."""
+    ttft_ms: float | None = None
+    """Enqueue to the first token."""
+    total_ms: float | None = None
+    """Enqueue to the end."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One complete output."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that matched."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`out:<id>`: how a job ended. Written once."""
+
+    v: int = SCHEMA_VERSION
+    id: str
+    state: str
+    """A terminal `State`."""
+    model: str
+    choices: tuple[Choice, ...] = ()
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    error: JobError | None = None
+    weights_version: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Text of the first choice, or the empty string when there is none."""
+        return self.choices[0].text if self.choices else ""
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Last record of a stream: the job is terminal."""
+
+    state: str
+    finish_reasons: tuple[FinishReason, ...] = ()
+    """By choice."""
+    usage: Usage = Usage()
+    error: JobError | None = None
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of new tokens of one choice, or the end of the job.
+
+    The same bytes stand in field `d` of the `tok:<id>` stream and in the message on
+    the `wake:<id>` channel. Subscribers dedupe by (choice, offset).
+    """
+
+    choice: int = 0
+    offset: int = 0
+    """Index in the output of the first token here."""
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """May be empty while bytes or a possible stop string are held back."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    """Set on the last delta of this choice."""
+    stop_reason: str | int | None = None
+    end: End | None = None
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of its model, in the hash `tm:models`."""
+
+    v: int = SCHEMA_VERSION
+    model: str
+    max_context: int
+    """Most tokens of prompt plus output."""
+    vocab_size: int
+    tokenizer: str
+    """Fingerprint of the bundle at `tm:tokenizer:<fingerprint>`, or `bytes`."""
+    has_chat_template: bool
+    bytes_per_token: float = 3.5
+    """For a producer's estimate; learned by the scheduler."""
+    weights_version: str
+
+
+class PoolCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What producers need to know of a pool, JSON in the string `tm:pool`."""
+
+    v: int = SCHEMA_VERSION
+    partitions: int = 1
+    buckets: tuple[int, ...] = (128, 512, 2048, 8192)
+    """Upper bounds in prompt tokens; longer prompts go to `beyond`."""
+    max_waiting_jobs: int = 100_000
+    max_waiting_tokens: int = 50_000_000
+    tenant_waiting_jobs: int = 100_000
+    max_payload_bytes: int = 4 * 1024 * 1024
+    retention_ms: int = 3_600_000
+    """How long results, logs and inputs stay after a job's end."""
+    models: tuple[str, ...] = ()
+    """Models the pool is configured to serve, alive or not."""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Any) -> bytes:
+    """Returns `message` as JSON bytes."""
+    return _encoder.encode(message)

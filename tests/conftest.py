@@ -1,0 +1,40 @@
+"""Fixtures that every layer of tests shares."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+sys.path.insert(0, str(Path(__file__).parent))  # `support` without a package
+
+from support.servers import SERVERS, RedisServer, running  # noqa: E402
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A real server, once per supported version and session."""
+    with running(request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def newest_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """The newest supported server alone, for tests that need no second one."""
+    with running(SERVERS[-1]) as server:
+        yield server
+
+
+@pytest.fixture
+async def redis_client(
+    redis_server: RedisServer,
+) -> AsyncIterator["redis.asyncio.Redis[bytes]"]:
+    """A client on an empty database."""
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await client.flushall()
+    yield client
+    await client.aclose()

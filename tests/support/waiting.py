@@ -1,0 +1,44 @@
+"""Waiting for something to become true, instead of sleeping and hoping."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+
+async def wait_until(
+    condition: Callable[[], object | Awaitable[object]],
+    *,
+    timeout_s: float = 10.0,
+    every_s: float = 0.01,
+    what: str = "the condition",
+) -> object:
+    """Polls `condition` (plain or async) and returns its first true value."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not become true in {timeout_s} s")
+        await asyncio.sleep(every_s)
+
+
+def wait_until_sync(
+    condition: Callable[[], object],
+    *,
+    timeout_s: float = 10.0,
+    every_s: float = 0.02,
+    what: str = "the condition",
+) -> object:
+    """The same for code without an event loop."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not become true in {timeout_s} s")
+        time.sleep(every_s)
