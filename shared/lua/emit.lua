@@ -1,0 +1,82 @@
+-- emit: a worker group publishes deltas of running jobs.
+--
+-- KEYS 1 group  hash     gets the prefill credit back at a job's first delta
+--      2 load   hash     read: is anything waiting for that credit?
+--      3 bell   channel  to the scheduler
+--      then three for each delta: job:<id> hash, tok:<id> stream, wake:<id> channel
+-- ARGV 1 group, 2 number of deltas; then four for each:
+--      id, epoch, seq (from 1 within the epoch, rising), JSON Delta
+-- Returns one for each delta: written, duplicate (seq is not new), lost, or cancelled
+--      (written, but the job is to be stopped).
+--include clock
+--include record
+--include credit
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 4, 3, 3
+local FIELDS = {
+  'state', 'epoch', 'owner', 'cancel', 'credit_tokens_back', 'cost_tokens',
+  'first_ms', 'weights',
+}
+local group, replies, jobs = ARGV[1], {}, {}
+local credit, wrote = new_credit(), false
+
+-- The first delta of an epoch: its prompt is computed and its weights are pinned.
+local function first_delta(key, job)
+  credit.credit_tokens = credit.credit_tokens + (tonumber(job.cost_tokens) or 0)
+  job.credit_tokens_back = '1'
+  if job.first_ms == '' then
+    job.first_ms = string.format('%.0f', now_ms())
+  end
+  if job.weights == '' then
+    job.weights = redis.call('HGET', KEYS[1], 'weights_version') or ''
+  end
+  redis.call(
+    'HSET', key, 'credit_tokens_back', '1', 'first_ms', job.first_ms,
+    'weights', job.weights
+  )
+end
+
+local function emit(a, k)
+  local key = KEYS[k + 1]
+  if jobs[key] == nil then
+    jobs[key] = read_job(key, FIELDS) or false
+  end
+  local job = jobs[key]
+  if not job or job.state ~= 'running' or not held_by(job, group, ARGV[a + 2]) then
+    return 'lost'
+  end
+  local written = redis.pcall(
+    'XADD', KEYS[k + 2], 'NOMKSTREAM', ARGV[a + 2] .. '-' .. ARGV[a + 3],
+    'd', ARGV[a + 4]
+  )
+  if type(written) == 'table' then
+    if string.find(written.err, 'equal or smaller', 1, true) then
+      return 'duplicate'
+    elseif string.find(written.err, 'OOM', 1, true) and not wrote then
+      return written
+    end
+    return 'lost'
+  elseif not written then
+    return 'lost' -- the log is gone
+  end
+  wrote = true
+  redis.call('PUBLISH', KEYS[k + 3], ARGV[a + 4])
+  if job.credit_tokens_back ~= '1' then
+    first_delta(key, job)
+  end
+  return job.cancel == '1' and 'cancelled' or 'written'
+end
+
+for i = 1, tonumber(ARGV[2]) do
+  local status = emit(HEAD + (i - 1) * WIDTH, KEYS_HEAD + (i - 1) * KEYS_WIDTH)
+  if type(status) == 'table' then
+    return status -- no memory and nothing written yet: refuse the whole call
+  end
+  replies[i] = status
+end
+if credit.credit_tokens > 0 then
+  save_credit(KEYS[1], credit)
+  if redis.call('HEXISTS', KEYS[2], 'jobs') == 1 then
+    redis.call('PUBLISH', KEYS[3], 'room')
+  end
+end
+return replies

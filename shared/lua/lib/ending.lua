@@ -1,0 +1,61 @@
+-- How a job ends, is fenced off, or goes back to the queue.
+--
+-- A job's own keys always stand in this order from KEYS[at]:
+--   +0 job hash   +1 in string   +2 ids string   +3 out string
+--   +4 tok stream +5 wake channel +6 idem string (the job hash again when it has none)
+local DONE_LENGTH = 10000 -- terminal events kept for the orchestrator
+local DEFAULT_KEEP_MS = 3600000
+
+-- Whether KEYS names the job's idempotency key (or rightly none).
+local function knows_idem(at, job)
+  return (job.idem ~= '') == (KEYS[at + 6] ~= KEYS[at])
+end
+
+-- Raises the epoch and writes `<epoch>-0` to the log, if there is one: from here on
+-- no entry of an earlier epoch can be added. A log of another type is left alone.
+local function fence(at, job)
+  local epoch = (tonumber(job.epoch) or 0) + 1
+  redis.call('HSET', KEYS[at], 'epoch', epoch)
+  redis.pcall('XADD', KEYS[at + 4], 'NOMKSTREAM', epoch .. '-0', 'f', '1')
+  return epoch
+end
+
+-- Makes the job terminal: result, end marker, expiry of all its keys, event, wake.
+-- `owner` stays in the record only when the owner itself finished, so that its
+-- repeated call is recognised. `log_id` is the owner's id for the end marker.
+local function conclude(at, id, job, now, ending)
+  local keep = math.max(math.floor(tonumber(job.keep_ms) or DEFAULT_KEEP_MS), 1)
+  local epoch = (tonumber(job.epoch) or 0) + 1
+  local log_id, marked = ending.log_id, nil
+  if log_id then
+    marked = redis.pcall('XADD', KEYS[at + 4], 'NOMKSTREAM', log_id, 'd', ending.finale)
+  end
+  -- Without the owner's id, or when it repeats an old one, the marker opens the new
+  -- epoch, so that it always stands last. A log of another type is left alone.
+  if not log_id or (type(marked) == 'table' and marked.err) then
+    redis.pcall('XADD', KEYS[at + 4], 'NOMKSTREAM', epoch .. '-0', 'f', '1')
+    redis.pcall(
+      'XADD', KEYS[at + 4], 'NOMKSTREAM', epoch .. '-1', 'd', ending.finale
+    )
+  end
+  redis.call(
+    'HSET', KEYS[at], 'state', ending.state, 'epoch', epoch,
+    'owner', ending.owner or '', 'finished_ms', now, 'entry', '', 'entry_key', ''
+  )
+  if ending.reason and ending.reason ~= '' then
+    redis.call('HSET', KEYS[at], 'last_error', ending.reason)
+  end
+  redis.call('SET', KEYS[at + 3], ending.result, 'PX', keep)
+  redis.call('PEXPIRE', KEYS[at], keep)
+  redis.call('PEXPIRE', KEYS[at + 1], keep)
+  redis.call('PEXPIRE', KEYS[at + 2], keep)
+  redis.call('PEXPIRE', KEYS[at + 4], keep)
+  if job.idem ~= '' then
+    redis.call('PEXPIRE', KEYS[at + 6], keep)
+  end
+  redis.call(
+    'XADD', ending.done_key, 'MAXLEN', '~', DONE_LENGTH, '*',
+    'id', id, 'state', ending.state, 'class', job.class, 'tenant', job.tenant
+  )
+  redis.call('PUBLISH', KEYS[at + 5], ending.finale)
+end

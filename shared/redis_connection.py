@@ -1,0 +1,72 @@
+"""redis-py's connections with a send that can be cancelled.
+
+redis-py 5.3 sends under `asyncio.wait_for`, which in Python 3.11 drops a cancellation
+that arrives just as the send completes: a task that loops over commands then survives
+its own cancel, and a drain hangs. `asyncio.timeout` does not, and makes no task for
+each command either.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from redis.asyncio.connection import (
+    AbstractConnection,
+    BlockingConnectionPool,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+
+class _CancellableSend(AbstractConnection):
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        """Writes a packed command within the socket's time-out."""
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        elif check_health:
+            await self.check_health()  # type: ignore[no-untyped-call]
+        if isinstance(command, str):
+            command = command.encode()
+        buffers = [command] if isinstance(command, bytes) else command
+        writer = self._writer
+        assert writer is not None
+        try:
+            async with asyncio.timeout(self.socket_timeout):
+                writer.writelines(buffers)
+                await writer.drain()
+        except TimeoutError:
+            await self.disconnect(nowait=True)
+            raise RedisTimeoutError("Timeout writing to socket") from None
+        except OSError as error:
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(f"Error writing to socket: {error}") from error
+        except BaseException:
+            # Half a command may be out: nobody must use this connection again.
+            await self.disconnect(nowait=True)
+            raise
+
+
+class _TcpConnection(_CancellableSend, Connection):
+    pass
+
+
+class _TlsConnection(_CancellableSend, SSLConnection):
+    pass
+
+
+class _UnixConnection(_CancellableSend, UnixDomainSocketConnection):
+    pass
+
+
+def make_cancellable(pool: BlockingConnectionPool) -> None:
+    """Has a pool that made no connection yet use these connections from now on."""
+    if issubclass(pool.connection_class, SSLConnection):
+        pool.connection_class = _TlsConnection
+    elif issubclass(pool.connection_class, UnixDomainSocketConnection):
+        pool.connection_class = _UnixConnection
+    else:
+        pool.connection_class = _TcpConnection

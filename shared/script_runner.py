@@ -1,0 +1,242 @@
+"""What every wrapper of scripts needs: sending, chunking, and looking keys up."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar, cast
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import NoScriptError, ResponseError
+
+from .errors import ProtocolError, UnknownJob
+from .keys import SCRIPTS, SHARDS, JobId, Keys
+from .messages import Delta, End, JobError, JobResult, Timings, encode
+from .redis import translate
+from .script_sources import load_script, script_names
+
+CHUNK_JOBS: Final = 256
+"""Most jobs in one call: Redis serves nobody else while a script runs."""
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Most payload bytes in one call, unless one job alone has more."""
+LOOKUPS: Final = 5
+"""How often a script is asked again because the job moved between look and call."""
+
+CANCELLED: Final = ("cancelled", "job_cancelled", "cancelled on request")
+"""State, code and message of a job that ends because someone asked for it."""
+
+Item = TypeVar("Item")
+Argument = str | bytes | int | float
+
+
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's record as last read: which keys a script will need for it."""
+
+    state: str = ""
+    owner: str = ""
+    entry_key: str = ""
+    tenant: str = ""
+    idem: str = ""
+    cancel: str = ""
+    lease_losses: str = ""
+    enqueued_ms: str = ""
+    started_ms: str = ""
+    first_ms: str = ""
+    now_ms: int = 0
+
+
+_HINT_FIELDS: Final = tuple(f for f in Hint.__struct_fields__ if f != "now_ms")
+
+
+def text(value: object) -> str:
+    """Returns a reply of Redis as text; nothing is the empty string."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(value)
+
+
+def number(value: object) -> int:
+    """Returns a reply of Redis as a whole number; nothing is 0.
+
+    Raises:
+        ProtocolError: It is not a number.
+    """
+    if isinstance(value, int):
+        return value
+    try:
+        return int(text(value) or 0)
+    except ValueError:
+        raise ProtocolError(
+            f"expected a whole number from Redis, got '{text(value)[:80]}'"
+        ) from None
+
+
+def chunks(
+    items: Sequence[Item], size: Callable[[Item], int] | None = None
+) -> Iterator[Sequence[Item]]:
+    """Yields runs of at most `CHUNK_JOBS` items and `CHUNK_BYTES` bytes.
+
+    Args:
+        items: What to divide, in order.
+        size: Bytes of one item; without it only the number counts.
+    """
+    first, total = 0, 0
+    for index, item in enumerate(items):
+        weight = size(item) if size else 0
+        full = index - first >= CHUNK_JOBS or total + weight > CHUNK_BYTES
+        if full and index > first:
+            yield items[first:index]
+            first, total = index, 0
+        total += weight
+    if first < len(items):
+        yield items[first:]
+
+
+class ScriptRunner:
+    """Sends scripts to one shard.
+
+    Args:
+        redis: A client that does not decode replies.
+        keys: The shard's names.
+    """
+
+    def __init__(self, redis: redis.asyncio.Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._registered = False
+
+    @property
+    def keys(self) -> Keys:
+        """The shard's names."""
+        return self._keys
+
+    async def run(
+        self, name: str, keys: Sequence[str], args: Sequence[Argument]
+    ) -> object:
+        """Runs one script and returns its raw reply.
+
+        Args:
+            name: The script's file name without its ending.
+            keys: KEYS in the order of the script's header.
+            args: ARGV likewise.
+
+        Raises:
+            RedisUnavailable: No answer in time.
+            RedisUnsuitable: The server refuses writes.
+        """
+        script = load_script(name)
+        with translate():
+            try:
+                return await self._command(
+                    "EVALSHA", script.sha, len(keys), *keys, *args
+                )
+            except NoScriptError:
+                # A restarted or flushed server: EVAL loads the source again.
+                return await self._command(
+                    "EVAL", script.source, len(keys), *keys, *args
+                )
+
+    async def _command(self, *words: Argument) -> object:
+        # redis-py's helpers are typed for its sync client too; the raw call is not.
+        reply = self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+        return cast("object", await reply)
+
+    async def run_list(
+        self, name: str, keys: Sequence[str], args: Sequence[Argument]
+    ) -> list[object]:
+        """Runs a script that replies with an array."""
+        reply = await self.run(name, keys, args)
+        if not isinstance(reply, list):
+            raise ProtocolError(f"script {name} replied {reply!r:.80}, not an array")
+        return reply
+
+    async def register_shard(self) -> None:
+        """Adds this shard to `tm:shards`, once for each instance of this class."""
+        if not self._registered:
+            with translate():
+                await self._command("SADD", SHARDS, self._keys.shard)
+            self._registered = True
+
+    async def publish_sources(self) -> None:
+        """Writes every script to `tm:scripts` for clients in other languages."""
+        fields: list[str] = []
+        for name in script_names():
+            fields += (name, load_script(name).source)
+        with translate():
+            await self._command("HSET", SCRIPTS, *fields)
+
+    def job_keys(self, job_id: str, tenant: str = "", idem: str = "") -> list[str]:
+        """Returns the seven keys of one job in the order of `lua/lib/ending.lua`."""
+        k = self._keys
+        job = k.job(job_id)
+        return [
+            job,
+            k.input(job_id),
+            k.ids(job_id),
+            k.output(job_id),
+            k.log(job_id),
+            k.wake(job_id),
+            k.idempotency(tenant, idem) if idem else job,
+        ]
+
+    async def hints(self, job_ids: Sequence[str]) -> list[Hint]:
+        """Returns what is needed to name the keys of these jobs, in one round trip."""
+        with translate():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            for job_id in job_ids:
+                pipe.hmget(self._keys.job(job_id), list(_HINT_FIELDS))
+            seconds, *rows = await pipe.execute(raise_on_error=False)
+        if isinstance(seconds, Exception):
+            with translate():
+                raise seconds
+        now = int(seconds[0]) * 1000 + int(seconds[1]) // 1000
+        found: list[Hint] = []
+        for row in rows:
+            if isinstance(row, Exception) and not isinstance(row, ResponseError):
+                with translate():
+                    raise row
+            # A stranger's key of another type reads as: there is no such job.
+            values = map(text, row) if isinstance(row, list) else ()
+            fields = dict(zip(_HINT_FIELDS, values, strict=False))
+            found.append(Hint(now_ms=now, **fields))
+        return found
+
+
+def ending(
+    job_id: str, state: str, code: str, message: str, hint: Hint | None = None
+) -> tuple[bytes, bytes]:
+    """Builds the result and the end marker of a job that no worker ends.
+
+    Args:
+        job_id: The job.
+        state: Its terminal state.
+        code: Wire name of the cause.
+        message: What happened, for people.
+        hint: The job's times where known.
+
+    Returns:
+        JSON JobResult and JSON Delta.
+    """
+    error = JobError(code=code, message=message)
+    try:
+        model = JobId.parse(job_id).model
+    except UnknownJob:  # a stranger's id: the result is recorded all the same
+        model = ""
+    result = JobResult(
+        id=job_id, state=state, model=model, error=error, timings=_timings(hint)
+    )
+    return encode(result), encode(Delta(end=End(state=state, error=error)))
+
+
+def _timings(hint: Hint | None) -> Timings:
+    if hint is None or not hint.enqueued_ms.isdigit():
+        return Timings()
+    enqueued = int(hint.enqueued_ms)
+
+    def since(moment: str) -> float | None:
+        return float(int(moment) - enqueued) if moment.isdigit() else None
+
+    return Timings(
+        queued_ms=since(hint.started_ms),
+        ttft_ms=since(hint.first_ms),
+        total_ms=float(hint.now_ms - enqueued) if hint.now_ms else None,
+    )

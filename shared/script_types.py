@@ -1,0 +1,197 @@
+"""What the scripts take and give. Frozen structs; see `scripts.Scripts`."""
+
+from typing import Literal
+
+import msgspec
+
+from .keys import JobId
+from .lifecycle import State
+
+EnqueueStatus = Literal["queued", "duplicate", "conflict", "full", "invalid"]
+"""`invalid`: an argument is wrong; nothing was recorded, neighbours are untouched."""
+DispatchStatus = Literal[
+    "dispatched", "gone", "cancelled", "expired", "no_credit", "fenced"
+]
+"""`gone`: not queued any more. `fenced`: another scheduler is active."""
+EmitStatus = Literal["written", "duplicate", "lost", "cancelled"]
+"""`cancelled`: written, but the job is to be stopped."""
+FinishStatus = Literal["recorded", "duplicate", "lost"]
+RenewStatus = Literal["held", "lost", "cancelled"]
+"""`cancelled`: held, but the job is to be stopped."""
+FailStatus = Literal["retrying", "failed", "cancelled", "lost"]
+"""`cancelled`: a cancel was asked for meanwhile and has taken effect."""
+EndState = Literal["succeeded", "failed", "cancelled", "expired"]
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job to record."""
+
+    id: JobId
+    payload: bytes
+    """JSON JobRequest."""
+    payload_hash: str
+    """Equal for equal payloads; no white space."""
+    job_class: str
+    tenant: str
+    priority: int = 0
+    bucket: str
+    tokens: int
+    """Estimated prompt tokens, at least 1."""
+    max_tokens: int
+    """Most output tokens over all choices, at least 1."""
+    seed: int
+    deadline_ms: int | None = None
+    """From now, by the clock of Redis."""
+    delay_ms: int = 0
+    keep_ms: int
+    """How long results, logs and inputs stay after the job's end."""
+    idempotency_key: str | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait in one shard."""
+
+    max_waiting_jobs: int = 100_000
+    max_waiting_tokens: int = 50_000_000
+    tenant_waiting_jobs: int = 100_000
+
+
+class EnqueueReply(msgspec.Struct, frozen=True):
+    """What became of one new job."""
+
+    status: EnqueueStatus
+    job_id: str
+    """Of the first job with this idempotency key when it is a duplicate."""
+    retry_after_s: float | None = None
+    """Set when `status` is full."""
+    detail: str = ""
+
+
+class DispatchItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One queued job for a group."""
+
+    job_id: str
+    tokens: int
+    """Exact prompt tokens."""
+    token_ids: bytes
+    """Little-endian int32."""
+    cost_blocks: int
+    bucket: str
+    entry_key: str | None = None
+    """Stream the entry was read from; saves a round trip."""
+    entry_id: str = ""
+    """With it, an entry whose job is gone is removed."""
+
+
+class DispatchReply(msgspec.Struct, frozen=True):
+    """What became of one dispatch."""
+
+    job_id: str
+    status: DispatchStatus
+    epoch: int = 0
+    """0 unless dispatched."""
+
+
+class StartItem(msgspec.Struct, frozen=True):
+    """One entry of the group's work stream."""
+
+    job_id: str
+    epoch: int
+    entry_id: str
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that the group now runs, or why it does not."""
+
+    status: Literal["started", "lost", "cancelled"]
+    job_id: str
+    epoch: int
+    payload: bytes = b""
+    token_ids: bytes = b""
+    log: tuple[bytes, ...] = ()
+    """JSON deltas of earlier epochs, in order."""
+    seed: int = 0
+    job_class: str = ""
+    priority: int = 0
+    tenant: str = ""
+    attempts: int = 0
+    """Runs that ended in a fault before this one."""
+    lease_losses: int = 0
+    enqueued_ms: int = 0
+    started_ms: int = 0
+    """Of the first start."""
+    first_ms: int | None = None
+    """Of the first delta ever."""
+    deadline_ms: int | None = None
+    """By the clock of Redis."""
+    weights: str | None = None
+    """Version pinned by the first delta ever."""
+
+
+class EmitItem(msgspec.Struct, frozen=True):
+    """One delta."""
+
+    job_id: str
+    epoch: int
+    seq: int
+    """From 1 within the epoch, rising."""
+    delta: bytes
+    """JSON Delta."""
+
+
+class FinishItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one job."""
+
+    job_id: str
+    epoch: int
+    seq: int
+    """Of the end marker, after that of the last delta."""
+    state: EndState
+    result: bytes
+    """JSON JobResult."""
+    end: bytes
+    """JSON Delta with `end`."""
+    error: str = ""
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker group: what it can hold and what of that is not promised yet."""
+
+    group: str
+    total_blocks: int
+    max_running: int
+    batch_tokens: int
+    """Prompt tokens that may be dispatched and not yet prefilled."""
+    block_size: int
+    max_context: int
+    weights_version: str
+    step_fit_ms: tuple[float, float] = (0.0, 0.0)
+    """(a, b): a step of n tokens takes about a + b n ms."""
+    state: Literal["ready", "draining"] = "ready"
+    credit_blocks: int = 0
+    """Kept by the scripts, as are the fields below; ignored when registering."""
+    credit_running: int = 0
+    credit_tokens: int = 0
+    heartbeat_ms: int = 0
+    """By the clock of Redis."""
+
+
+class ReapReport(msgspec.Struct, frozen=True):
+    """What one reap did."""
+
+    redelivered: int = 0
+    dead: int = 0
+    """Failed, having lost too many leases; among the dead letters."""
+    expired: int = 0
+    due: int = 0
+    """Delayed and retrying jobs that were queued."""
+    cancelled: int = 0
+    """Cancel was asked for, then the lease ended."""
+    groups: int = 0
+    """Silent groups forgotten."""
+    fenced: bool = False
+    """Another scheduler is active; nothing was done."""
+
+
+CancelStatus = Literal["cancelled", "cancelling", "unknown"] | State
+"""A terminal `State` when the job had ended before."""

@@ -1,0 +1,282 @@
+"""Scripts that worker groups use: register, take jobs, publish, finish, hand back."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from .errors import ProtocolError
+from .redis import translate
+from .script_runner import (
+    CANCELLED,
+    LOOKUPS,
+    Argument,
+    ScriptRunner,
+    chunks,
+    ending,
+    number,
+    text,
+)
+from .script_types import (
+    EmitItem,
+    EmitStatus,
+    FailStatus,
+    FinishItem,
+    FinishStatus,
+    GroupInfo,
+    RenewStatus,
+    Started,
+    StartItem,
+)
+
+
+class WorkerScripts(ScriptRunner):
+    """The worker's side of the protocol. `group` is also the owner in fencing."""
+
+    async def register_group(self, group: str, info: GroupInfo, ttl_ms: int) -> int:
+        """Offers a group's capacity.
+
+        Args:
+            group: This incarnation's random name.
+            info: Its model facts; the credit fields are ignored.
+            ttl_ms: How long it lives without a heartbeat.
+
+        Returns:
+            Now in milliseconds by the clock of Redis.
+        """
+        await self.register_shard()
+        k = self._keys
+        with translate():
+            members = await self._redis.zrange(k.lease, 0, -1)
+        held = [text(member) for member in members]
+        # Only a group that comes back after a silence has jobs; look for them.
+        hints = await self.hints(held) if held else []
+        mine = [j for j, hint in zip(held, hints, strict=True) if hint.owner == group]
+        keys = [k.group(group), k.groups, k.bell, *(k.job(job_id) for job_id in mine)]
+        return number(await self.run("register", keys, _facts(group, info, ttl_ms)))
+
+    async def heartbeat(self, group: str, info: GroupInfo, ttl_ms: int) -> int:
+        """Renews a group; registers it again when it had expired.
+
+        Args:
+            group: This incarnation's name.
+            info: Its facts now: step time, state, capacity.
+            ttl_ms: How long it lives without the next heartbeat.
+
+        Returns:
+            Now in milliseconds by the clock of Redis.
+        """
+        k = self._keys
+        keys = [k.group(group), k.groups, k.bell]
+        now = number(await self.run("heartbeat", keys, _facts(group, info, ttl_ms)))
+        return now or await self.register_group(group, info, ttl_ms)
+
+    async def leave(self, group: str) -> None:
+        """Removes a group. Its leases stay: `release` the jobs first."""
+        k = self._keys
+        await self.run("leave", [k.group(group), k.groups, k.work(group)], [group, "0"])
+
+    async def start(
+        self, *, group: str, lease_ms: int, items: Sequence[StartItem]
+    ) -> list[Started]:
+        """Takes dispatched jobs. Safe to repeat.
+
+        Args:
+            group: This incarnation's name.
+            lease_ms: Length of the lease.
+            items: Entries of the group's work stream.
+
+        Returns:
+            One for each item, in order.
+        """
+        k = self._keys
+        found: list[Started] = []
+        for chunk in chunks(items):
+            keys = [k.lease, k.work(group)]
+            args: list[Argument] = [group, lease_ms, len(chunk)]
+            for item in chunk:
+                keys += self.job_keys(item.job_id)[:3]
+                keys.append(k.log(item.job_id))
+                args += (item.job_id, item.epoch, item.entry_id)
+            replies = await self.run_list("start", keys, args)
+            found += [
+                _started(item, cast("list[bytes]", reply))
+                for item, reply in zip(chunk, replies, strict=True)
+            ]
+        return found
+
+    async def renew(
+        self, *, group: str, lease_ms: int, jobs: Sequence[tuple[str, int]]
+    ) -> list[RenewStatus]:
+        """Extends the leases of all jobs of a group: pairs of id and epoch."""
+        k = self._keys
+        found: list[RenewStatus] = []
+        for chunk in chunks(jobs):
+            keys = [k.lease, *(k.job(job_id) for job_id, _ in chunk)]
+            args: list[Argument] = [group, lease_ms, len(chunk)]
+            for job in chunk:
+                args += job
+            replies = await self.run_list("renew", keys, args)
+            found += [cast("RenewStatus", text(reply)) for reply in replies]
+        return found
+
+    async def emit(self, *, group: str, items: Sequence[EmitItem]) -> list[EmitStatus]:
+        """Publishes deltas; several of one job are allowed, in order.
+
+        Args:
+            group: This incarnation's name.
+            items: The deltas.
+
+        Returns:
+            One status for each delta, in order.
+        """
+        k = self._keys
+        found: list[EmitStatus] = []
+        for chunk in chunks(items, lambda item: len(item.delta)):
+            keys = [k.group(group), k.load, k.bell]
+            args: list[Argument] = [group, len(chunk)]
+            for item in chunk:
+                job_id = item.job_id
+                keys += (k.job(job_id), k.log(job_id), k.wake(job_id))
+                args += (job_id, item.epoch, item.seq, item.delta)
+            replies = await self.run_list("emit", keys, args)
+            found += [cast("EmitStatus", text(reply)) for reply in replies]
+        return found
+
+    async def finish(
+        self, *, group: str, items: Sequence[FinishItem]
+    ) -> list[FinishStatus]:
+        """Records how jobs ended. Once: repeated calls change nothing.
+
+        Args:
+            group: This incarnation's name.
+            items: The ends.
+
+        Returns:
+            One status for each item, in order.
+        """
+        found: list[FinishStatus] = []
+        for chunk in chunks(items, lambda item: len(item.result) + len(item.end)):
+            statuses = await self._finish(group, chunk, [("", "")] * len(chunk))
+            late = [i for i, status in enumerate(statuses) if status == "keys"]
+            if late:
+                hints = await self.hints([chunk[i].job_id for i in late])
+                again = await self._finish(
+                    group, [chunk[i] for i in late], [(h.tenant, h.idem) for h in hints]
+                )
+                for i, status in zip(late, again, strict=True):
+                    statuses[i] = "lost" if status == "keys" else status
+            found += cast("list[FinishStatus]", statuses)
+        return found
+
+    async def _finish(
+        self, group: str, items: Sequence[FinishItem], idems: Sequence[tuple[str, str]]
+    ) -> list[str]:
+        k = self._keys
+        keys = [k.lease, k.deadline, k.load, k.done, k.bell]
+        keys += (k.group(group), k.work(group))
+        args: list[Argument] = [group, len(items)]
+        for item, (tenant, idem) in zip(items, idems, strict=True):
+            keys += self.job_keys(item.job_id, tenant, idem)
+            args += (item.job_id, item.epoch, item.seq, item.state)
+            args += (item.result, item.end, item.error)
+        return [text(reply) for reply in await self.run_list("finish", keys, args)]
+
+    async def fail(
+        self,
+        *,
+        group: str,
+        job_id: str,
+        epoch: int,
+        error: str,
+        delay_ms: int,
+        max_attempts: int,
+        result: bytes,
+        end: bytes,
+    ) -> FailStatus:
+        """Reports an application fault of a running job.
+
+        Args:
+            group: This incarnation's name.
+            job_id: The job.
+            epoch: Its epoch as dispatched.
+            error: JSON JobError.
+            delay_ms: Back-off before the next run, jitter included.
+            max_attempts: Runs that may end in a fault.
+            result: JSON JobResult, recorded when attempts are used up.
+            end: JSON Delta with `end`, likewise.
+        """
+        k = self._keys
+        shard = [k.lease, k.deadline, k.delayed, k.load, k.done, k.dead, k.bell]
+        tenant = idem = ""
+        for _ in range(LOOKUPS):
+            keys = [*shard, k.group(group), *self.job_keys(job_id, tenant, idem)]
+            args: list[Argument] = [group, job_id, epoch, error, delay_ms, max_attempts]
+            args += (result, end, *ending(job_id, *CANCELLED))
+            status = text(await self.run("fail", keys, args))
+            if status != "keys":
+                return cast("FailStatus", status)
+            (hint,) = await self.hints([job_id])
+            tenant, idem = hint.tenant, hint.idem
+        raise ProtocolError(f"the record of job {job_id} changes while it fails")
+
+    async def release(
+        self, *, group: str, jobs: Sequence[tuple[str, int]]
+    ) -> list[bool]:
+        """Hands jobs back to the queue at no cost to them: pairs of id and epoch.
+
+        Returns:
+            For each job whether it was still held (and so is queued again, or ended
+            when its cancel was asked for).
+        """
+        k = self._keys
+        found: list[bool] = []
+        for chunk in chunks(jobs):
+            hints = await self.hints([job_id for job_id, _ in chunk])
+            keys = [k.lease, k.deadline, k.load, k.done, k.bell]
+            keys += (k.group(group), k.work(group), k.resume)
+            args: list[Argument] = [group, len(chunk)]
+            for (job_id, epoch), hint in zip(chunk, hints, strict=True):
+                keys += self.job_keys(job_id, hint.tenant, hint.idem)
+                args += (job_id, epoch, *ending(job_id, *CANCELLED, hint))
+            replies = await self.run_list("release", keys, args)
+            found += [text(reply) in ("released", "cancelled") for reply in replies]
+        return found
+
+
+def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
+    a, b = info.step_fit_ms
+    return [
+        *(group, ttl_ms, info.total_blocks, info.max_running, info.batch_tokens),
+        *("block_size", info.block_size, "max_context", info.max_context),
+        *("weights_version", info.weights_version, "step_fit_ms", f"{a:.6g} {b:.6g}"),
+        *("state", info.state),
+    ]
+
+
+def _started(item: StartItem, reply: list[bytes]) -> Started:
+    status = text(reply[0])
+    if status != "started":
+        return Started(
+            status="cancelled" if status == "cancelled" else "lost",
+            job_id=item.job_id,
+            epoch=item.epoch,
+        )
+    deadline, weights = reply[12], reply[13]
+    return Started(
+        status="started",
+        job_id=item.job_id,
+        epoch=item.epoch,
+        payload=reply[1],
+        token_ids=reply[2],
+        seed=number(reply[3]),
+        job_class=text(reply[4]),
+        priority=number(reply[5]),
+        tenant=text(reply[6]),
+        attempts=number(reply[7]),
+        lease_losses=number(reply[8]),
+        enqueued_ms=number(reply[9]),
+        started_ms=number(reply[10]),
+        first_ms=number(reply[11]) if reply[11] else None,
+        deadline_ms=number(deadline) if deadline else None,
+        weights=text(weights) if weights else None,
+        log=tuple(reply[14:]),
+    )

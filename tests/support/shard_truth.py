@@ -1,0 +1,185 @@
+"""What must hold in Redis between any two script calls, recomputed from the jobs."""
+
+import json
+from collections import Counter
+from typing import Any
+
+from tokenmill.shared.keys import Keys
+from tokenmill.shared.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, WAITING, State
+
+ALLOWED = {(before, after) for (before, _), after in TRANSITIONS.items()}
+PER_JOB = ("job", "in", "ids", "out", "tok")
+
+
+class ShardTruth:
+    """Reads a whole shard with a synchronous client and checks it.
+
+    Args:
+        client: A `redis.Redis` with decoded replies.
+        keys: The shard's names.
+    """
+
+    def __init__(self, client: Any, keys: Keys) -> None:
+        self.client = client
+        self.keys = keys
+        self.states: dict[str, State] = {}
+
+    def jobs(self) -> dict[str, dict[str, str]]:
+        start = len(self.keys.job(""))
+        names = sorted(self.client.scan_iter(self.keys.job("*"), count=1000))
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hgetall(name)
+        return {n[start:]: row for n, row in zip(names, pipe.execute(), strict=True)}
+
+    def check(self) -> dict[str, dict[str, str]]:
+        """Asserts everything; returns the jobs' records."""
+        jobs = self.jobs()
+        self._transitions(jobs)
+        self._load(jobs)
+        self._credits(jobs)
+        self._sets(jobs)
+        self._entries(jobs)
+        self._ends(jobs)
+        self._logs(jobs)
+        return jobs
+
+    def _transitions(self, jobs: dict[str, dict[str, str]]) -> None:
+        for job_id, job in jobs.items():
+            after = State(job["state"])
+            before = self.states.get(job_id)
+            if before is None:
+                assert after in (State.QUEUED, State.DELAYED)
+            else:
+                assert before == after or (before, after) in ALLOWED, (before, after)
+            self.states[job_id] = after
+
+    def _load(self, jobs: dict[str, dict[str, str]]) -> None:
+        truth: Counter[str] = Counter()
+        for job in jobs.values():
+            if job["state"] in WAITING:
+                tokens, tenant = int(job["tokens"]), job["tenant"]
+                truth.update(
+                    {
+                        "jobs": 1,
+                        "tokens": tokens,
+                        f"class:{job['class']}:jobs": 1,
+                        f"tenant:{tenant}:jobs": 1,
+                        f"tenant:{tenant}:tokens": tokens,
+                    }
+                )
+        load = self.client.hgetall(self.keys.load)
+        kept = {k: int(v) for k, v in load.items() if not k.startswith(("rate", "dra"))}
+        assert kept == dict(truth)
+
+    def _credits(self, jobs: dict[str, dict[str, str]]) -> None:
+        for name in self.client.scan_iter(self.keys.group("*")):
+            group = self.client.hgetall(name)
+            mine = [
+                job
+                for job in jobs.values()
+                if job["state"] in ACTIVE and job["owner"] == group["group"]
+            ]
+            assert int(group["credit_running"]) == int(group["max_running"]) - len(mine)
+            assert int(group["credit_blocks"]) == int(group["total_blocks"]) - sum(
+                int(job["cost_blocks"]) for job in mine
+            )
+            assert int(group["credit_tokens"]) == int(group["batch_tokens"]) - sum(
+                int(job["cost_tokens"])
+                for job in mine
+                if job["credit_tokens_back"] != "1"
+            )
+            pending = [job for job in mine if job["credit_tokens_back"] != "1"]
+            # Only a prompt longer than the whole budget, alone, may overdraw it.
+            assert int(group["credit_tokens"]) >= 0 or len(pending) == 1
+            assert int(group["credit_running"]) >= 0
+            assert int(group["credit_blocks"]) >= 0
+            assert self.client.pttl(name) > 0
+
+    def _sets(self, jobs: dict[str, dict[str, str]]) -> None:
+        def having(*states: State) -> set[str]:
+            return {j for j, job in jobs.items() if job["state"] in states}
+
+        members = {
+            name: set(self.client.zrange(getattr(self.keys, name), 0, -1))
+            for name in ("lease", "delayed", "deadline")
+        }
+        assert members["lease"] == having(*ACTIVE)
+        assert members["delayed"] == having(State.DELAYED, State.RETRYING)
+        assert members["deadline"] == {
+            j
+            for j, job in jobs.items()
+            if job["deadline"] and job["state"] not in TERMINAL
+        }
+
+    def _entries(self, jobs: dict[str, dict[str, str]]) -> None:
+        waiting: list[tuple[str, str, str]] = []
+        filled = set()
+        lanes = f"{self.keys.prefix}q:"
+        for name in self.client.scan_iter(f"{lanes}*"):
+            entries = self.client.xrange(name)
+            waiting += [(name, entry, fields["id"]) for entry, fields in entries]
+            if entries:
+                filled.add(name.removeprefix(lanes))
+        waiting += [
+            (self.keys.resume, entry, fields["id"])
+            for entry, fields in self.client.xrange(self.keys.resume)
+        ]
+        assert sorted(waiting) == sorted(
+            (job["entry_key"], job["entry"], j)
+            for j, job in jobs.items()
+            if job["state"] == State.QUEUED
+        )
+        assert set(self.client.zrange(self.keys.lanes, 0, -1)) == filled
+        for name in self.client.scan_iter(self.keys.work("*")):
+            for entry, fields in self.client.xrange(name):
+                job = jobs[fields["id"]]
+                assert job["state"] == State.DISPATCHED
+                assert (job["entry_key"], job["entry"]) == (name, entry)
+            assert self.client.pttl(name) > 0
+
+    def _ends(self, jobs: dict[str, dict[str, str]]) -> None:
+        """Terminal jobs have one event, a result, and only keys that expire."""
+        ended = Counter(f["id"] for _, f in self.client.xrange(self.keys.done))
+        pipe = self.client.pipeline(transaction=False)
+        for job_id, job in jobs.items():
+            names = [f"{self.keys.prefix}{kind}:{job_id}" for kind in PER_JOB]
+            if job["idem"]:
+                names.append(self.keys.idempotency(job["tenant"], job["idem"]))
+            pipe.get(self.keys.output(job_id))
+            for name in names:
+                pipe.pttl(name)
+        replies = iter(pipe.execute())
+        for job_id, job in jobs.items():
+            over = job["state"] in TERMINAL
+            assert ended[job_id] == (1 if over else 0)
+            out = next(replies)
+            assert (out is not None) == over
+            if over:
+                assert json.loads(out)["state"] == job["state"]
+            for _ in range(len(PER_JOB) + bool(job["idem"])):
+                ttl = next(replies)
+                assert ttl == -2 or (ttl > 0) == over, job_id
+
+    def _logs(self, jobs: dict[str, dict[str, str]]) -> None:
+        """Ids rise strictly, offsets have no gap or repeat, the end stands last."""
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in jobs:
+            pipe.xrange(self.keys.log(job_id))
+        for (job_id, job), log in zip(jobs.items(), pipe.execute(), strict=True):
+            assert log or job["state"] != State.RUNNING, job_id
+            last, offset, ended = (0, -1), 0, False
+            for entry, fields in log:
+                epoch, seq = map(int, entry.split("-"))
+                assert last < (epoch, seq)
+                assert epoch <= int(job["epoch"])
+                assert not ended
+                last = (epoch, seq)
+                delta = json.loads(fields.get("d", "{}"))
+                ended = "end" in delta
+                if "token_ids" in delta:
+                    assert delta.get("offset", 0) == offset
+                    offset += len(delta["token_ids"])
+            if log and job["state"] in WAITING:
+                assert last == (int(job["epoch"]), 0), "taken away without a fence"
+            assert ended == (bool(log) and job["state"] in TERMINAL), job_id
