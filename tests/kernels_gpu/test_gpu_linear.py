@@ -1,0 +1,135 @@
+"""INT8 layers through the libraries: equal products, bounded error, rows apart."""
+
+import pytest
+import torch
+from kernel_cases import DEVICE
+
+from tokenmill.shared.errors import EngineError
+from tokenmill.workers.engine.kernels import reference
+from tokenmill.workers.engine.model.gpu_linear import (
+    CANDIDATES,
+    Int8Linear,
+    MeasuredMatmul,
+    gpu_ops,
+)
+
+OUTLIERS = [3, 40]
+
+
+@pytest.fixture
+def layer_data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 160, generator=generator)
+    x[:, OUTLIERS] *= 60
+    weight = torch.randn(48, 160, generator=generator)
+    return x, weight, torch.randn(48, generator=generator)
+
+
+def make(weight, bias=None, *, matmul=None, outliers=()):
+    return Int8Linear(
+        weight.to(DEVICE),
+        None if bias is None else bias.to(DEVICE),
+        outlier_columns=outliers,
+        matmul=matmul or MeasuredMatmul(),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40])
+@pytest.mark.parametrize("name", sorted(CANDIDATES))
+def test_every_library_gives_the_exact_product(name, rows):
+    generator = torch.Generator().manual_seed(rows)
+    a, b = (
+        torch.randint(-127, 128, (count, 2048), dtype=torch.int8, generator=generator)
+        for count in (rows, 24)
+    )
+    a[0], b[0] = 127, 127  # a sum beyond what float32 holds exactly
+    product = CANDIDATES[name](a.to(DEVICE), b.to(DEVICE))
+    assert product.dtype == torch.int32
+    assert torch.equal(product.cpu().long(), a.long() @ b.long().T)
+
+
+def test_the_error_is_that_of_rounding_rows_and_weights(layer_data):
+    x, weight, bias = layer_data
+    actual = make(weight, bias, outliers=OUTLIERS)(x.to(DEVICE)).cpu()
+    kept, kept_weight = x.clone(), weight.clone()
+    kept[:, OUTLIERS], kept_weight[:, OUTLIERS] = 0, 0
+    row_step = kept.abs().amax(1, keepdim=True) / 254
+    weight_step = kept_weight.abs().amax(1)[None] / 254
+    bound = (
+        row_step * kept_weight.abs().sum(1)
+        + weight_step * kept.abs().sum(1, keepdim=True)
+        + 160 * row_step * weight_step
+    )
+    assert ((actual - (x @ weight.T + bias)).abs() <= bound + 1e-4).all()
+
+
+def test_outlier_columns_in_full_precision_lower_the_error(layer_data):
+    x, weight, _ = layer_data
+    exact = x @ weight.T
+
+    def error(outliers):
+        actual = make(weight, outliers=outliers)(x.to(DEVICE)).cpu()
+        return float((actual - exact).norm() / exact.norm())
+
+    assert error(OUTLIERS) < error([]) / 5
+
+
+def test_a_row_does_not_depend_on_its_batch_mates(layer_data):
+    x, weight, bias = layer_data
+    layer = make(weight, bias, outliers=OUTLIERS)
+    x = x.to(DEVICE)
+    together = layer(x)
+    louder = x.clone()
+    louder[1:] *= 1000
+    assert torch.equal(layer(x[:1])[0], together[0])
+    assert torch.equal(layer(louder)[0], together[0])
+    assert torch.equal(layer(x[7:9])[1], together[8])
+
+
+def test_leading_dimensions_and_half_precision(layer_data):
+    x, weight, bias = layer_data
+    layer = make(weight, bias, outliers=OUTLIERS)
+    packed = layer(x.to(DEVICE))
+    assert torch.equal(layer(x.to(DEVICE)[None])[0], packed)
+    half = layer(x.half().to(DEVICE))
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), packed, rtol=2e-2, atol=1.0)
+
+
+def test_state_moves_with_the_module(layer_data):
+    x, weight, bias = layer_data
+    layer = make(weight, bias, outliers=OUTLIERS)
+    other = make(torch.zeros_like(weight), torch.zeros_like(bias), outliers=[1, 2])
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x.to(DEVICE)), layer(x.to(DEVICE)))
+
+
+def test_ops_with_a_library_agree_with_the_reference(layer_data):
+    x, weight, bias = layer_data
+    ops = gpu_ops(DEVICE)
+    for activations in ("int8", "int16"):
+        actual = ops.linear(
+            x.to(DEVICE),
+            ops.quantize_weight(weight, activations=activations),
+            bias.to(DEVICE),
+        )
+        expected = reference.linear(
+            x, reference.quantize_weight(weight, activations=activations), bias
+        )
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-6, atol=1e-3)
+
+
+def test_a_column_that_does_not_exist_is_named():
+    with pytest.raises(EngineError, match=r"-1\.\.9"):
+        make(torch.ones(2, 4), outliers=[9, -1])
+
+
+def test_a_measurement_covers_every_batch_size():
+    matmul = MeasuredMatmul()
+    weight = torch.ones(16, 32, dtype=torch.int8, device=DEVICE)
+    matmul.prepare([weight], max_rows=20)
+    if DEVICE == "cpu":
+        assert matmul.report() == {}
+        assert "not measured" in str(matmul)
+    else:
+        assert set(matmul.report()) == {f"{2**n}x32x16" for n in range(6)}
