@@ -32,7 +32,10 @@ _PUBLIC = {
     "Sampling": ".shared.messages",
     "errors": ".shared",
 }
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [  # noqa: PLE0604 - a list of strings that the linter cannot see through
+    *_PUBLIC,
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

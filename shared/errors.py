@@ -5,7 +5,8 @@
     ├── InvalidRequest            a field of a prompt is wrong; never retried
     │   ├── PromptTooLong         prompt + max_tokens exceed what the model can hold
     │   ├── PayloadTooLarge       the encoded request exceeds the byte limit
-    │   └── ControlTokensInText   user text spells one of the model's control tokens
+    │   ├── ControlTokensInText   user text spells one of the model's control tokens
+    │   └── InvalidBatch          some prompts of a batch are wrong; none was enqueued
     ├── IdempotencyConflict       same key, different payload
     ├── QueueFull                 backpressure; carries retry_after_s
     ├── ModelUnavailable          no live worker serves the model
@@ -35,6 +36,8 @@ class TokenmillError(Exception):
 
     code: ClassVar[str] = "internal_error"
     exit_code: ClassVar[int] = 1
+    enqueued: tuple[str, ...] = ()
+    """Ids of the jobs that a call for many had enqueued before this error."""
 
 
 class ConfigError(TokenmillError):
@@ -89,6 +92,28 @@ class ControlTokensInText(InvalidRequest):
     """User text spells a control token of the model and the caller did not allow it."""
 
     code = "control_tokens_in_text"
+
+
+class InvalidBatch(InvalidRequest):
+    """Some prompts of a batch are wrong; nothing of the batch was enqueued.
+
+    Args:
+        errors: Position in the batch -> what is wrong there.
+    """
+
+    code = "invalid_batch"
+    num_shown: ClassVar[int] = 20
+    """Errors that the message spells out; all of them are in `errors`."""
+
+    def __init__(self, errors: dict[int, InvalidRequest]) -> None:
+        self.errors = errors
+        shown = [f"[{i}] {e}" for i, e in list(errors.items())[: self.num_shown]]
+        if len(errors) > self.num_shown:
+            shown.append(f"and {len(errors) - self.num_shown} more")
+        super().__init__(
+            "prompts",
+            f"{len(errors)} are wrong and none was enqueued: {'; '.join(shown)}",
+        )
 
 
 class IdempotencyConflict(TokenmillError):

@@ -23,6 +23,9 @@ SHARDS: Final = "tm:shards"
 SCRIPTS: Final = "tm:scripts"
 """hash, script name -> Lua source, for clients in other languages; permanent."""
 
+JANITOR_QUEUE: Final = "tm:arq:janitor"
+"""zset, arq's queue of housekeeping tasks; arq adds keys under `arq:` of its own."""
+
 LANES: Final = 256
 """Tenants are hashed into this many lanes per class and bucket."""
 BEYOND: Final = "beyond"
@@ -134,7 +137,7 @@ class Keys:
 
     # --- waiting ---------------------------------------------------------------
     def queue(self, job_class: str, bucket: str, lane: int) -> str:
-        """stream of waiting jobs: fields id, tokens (estimate), priority, deadline."""
+        """Stream of waiting jobs: fields id, tokens (estimate), priority, deadline."""
         return f"{self.prefix}q:{job_class}:{bucket}:{lane}"
 
     @property
@@ -144,7 +147,7 @@ class Keys:
 
     @property
     def resume(self) -> str:
-        """stream of redelivered, retried and drained jobs, read first."""
+        """Stream of redelivered, retried and drained jobs, read first."""
         return f"{self.prefix}resume"
 
     @property
@@ -170,7 +173,7 @@ class Keys:
         return f"{self.prefix}out:{job_id}"
 
     def log(self, job_id: str) -> str:
-        """stream `<epoch>-<seq>` of deltas: field d, JSON Delta."""
+        """Stream `<epoch>-<seq>` of deltas: field d, JSON Delta."""
         return f"{self.prefix}tok:{job_id}"
 
     def wake(self, job_id: str) -> str:
@@ -193,11 +196,11 @@ class Keys:
         return f"{self.prefix}deadline"
 
     def work(self, group: str) -> str:
-        """stream of jobs dispatched to one group: fields id, epoch, batch."""
+        """Stream of jobs dispatched to one group: fields id, epoch, batch."""
         return f"{self.prefix}work:{group}"
 
     def group(self, group: str) -> str:
-        """hash of one group (one incarnation of one worker); expires unless renewed."""
+        """Hash of one group (one incarnation of one worker); expires unless renewed."""
         return f"{self.prefix}group:{group}"
 
     @property
@@ -206,12 +209,12 @@ class Keys:
         return f"{self.prefix}groups"
 
     def control(self, group: str) -> str:
-        """channel to one group: cancels."""
+        """Channel to one group: cancels."""
         return f"{self.prefix}ctl:{group}"
 
     @property
     def bell(self) -> str:
-        """channel to the scheduler: something arrived or room was made."""
+        """Channel to the scheduler: something arrived or room was made."""
         return f"{self.prefix}bell"
 
     @property
@@ -232,10 +235,10 @@ class Keys:
 
     @property
     def done(self) -> str:
-        """stream of terminal events, trimmed."""
+        """Stream of terminal events, trimmed."""
         return f"{self.prefix}done"
 
     @property
     def dead(self) -> str:
-        """stream of dead letters with the last error."""
+        """Stream of dead letters with the last error."""
         return f"{self.prefix}dlq"

@@ -5,7 +5,7 @@ language needs nothing but a Redis library (docs/adr/0002-json-on-the-wire.md).
 """
 
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -249,6 +249,6 @@ class PoolCard(msgspec.Struct, frozen=True, kw_only=True):
 _encoder = msgspec.json.Encoder()
 
 
-def encode(message: Any) -> bytes:
+def encode(message: object) -> bytes:
     """Returns `message` as JSON bytes."""
     return _encoder.encode(message)

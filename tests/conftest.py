@@ -10,7 +10,7 @@ import redis.asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))  # `support` without a package
 
-from support.servers import SERVERS, RedisServer, running  # noqa: E402
+from support.servers import SERVERS, RedisServer, running
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -14,18 +14,22 @@ QUESTIONS: Final = (
     ("Write a two-line poem about a water mill.", 40),
     ("What is the capital of France, and which river runs through it?", 32),
     (
-        "I have a list of customer names in a text file, one per line, some of them "
-        "repeated, some with blanks at the end. Explain step by step how I would "
-        "count how often each name occurs, and what to do about the blanks.",
+        (
+            "I have a list of customer names in a text file, one per line, some "
+            "of them repeated, some with blanks at the end. Explain how I would "
+            "count how often each name occurs, and what to do about the blanks."
+        ),
         64,
     ),
     (
-        "Two friends leave the same town at the same time. One walks at five "
-        "kilometres an hour towards the north, the other cycles at fifteen "
-        "kilometres an hour towards the south. After an hour the cyclist stops for "
-        "half an hour to drink a coffee and repair a tyre, then goes on. Describe "
-        "in your own words how the distance between the two changes over the first "
-        "three hours, and say where the numbers come from.",
+        (
+            "Two friends leave the same town at the same time. One walks at five "
+            "kilometres an hour towards the north, the other cycles at fifteen "
+            "kilometres an hour towards the south. After an hour the cyclist stops for "
+            "half an hour to drink a coffee and repair a tyre, then goes on. Describe "
+            "in your own words how the distance between the two changes over the first "
+            "three hours, and say where the numbers come from."
+        ),
         64,
     ),
     ("Translate to French: 'The mill grinds what the river brings.'", 32),

@@ -20,6 +20,9 @@ class SequenceSlice(msgspec.Struct, frozen=True):
     """Tokens whose K and V stand in its blocks once this step has written its own."""
     block_table: tuple[int, ...]
     """KV block ids, enough for `context_length` tokens."""
+    prompt_length: int = 0
+    """Tokens of its whole prompt, for RoPE scalings that look at the length (dynamic,
+    longrope); 0 lets each token look at its own position alone."""
 
 
 class StepBatch(msgspec.Struct, frozen=True):

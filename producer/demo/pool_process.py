@@ -1,0 +1,98 @@
+"""The demo's own pool: `tokenmill up` as a child, its output passed on."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from ...shared.errors import TokenmillError
+from ..client import Client
+
+START_LIMIT_S = 300.0
+"""Covers the one-time conversion of the built-in model on a slow machine."""
+STOP_LIMIT_S = 60.0
+
+
+@asynccontextmanager
+async def demo_pool(model: str, show: Callable[[str], None]) -> AsyncIterator[Client]:
+    """A pool in a temporary directory, and a client once a worker serves `model`.
+
+    Args:
+        model: The model to wait for.
+        show: Receives each line that the pool prints.
+
+    Raises:
+        TokenmillError: The pool ended, or served nothing in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="tokenmill-demo-") as directory:
+        environment = {**os.environ, "TOKENMILL_POOL_STATE_DIR": directory}
+        environment.pop("TOKENMILL_URL", None)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tokenmill", "up"),
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the demo, which then stops it
+        )
+        reader = asyncio.create_task(_pass_on(process, show))
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                client = await _first_client(process, environment, model)
+            async with client:
+                yield client
+        except TimeoutError:
+            raise TokenmillError(
+                f"no worker served '{model}' within {START_LIMIT_S:.0f} s; "
+                "the lines above say how far it came"
+            ) from None
+        finally:
+            await _stop(process)
+            await reader
+
+
+async def _first_client(
+    process: asyncio.subprocess.Process, environment: dict[str, str], model: str
+) -> Client:
+    from ...shared.connection import find_pool
+    from ...shared.errors import RedisUnavailable
+
+    while process.returncode is None:
+        try:
+            client = Client(find_pool(None, environment))
+            async with client:
+                if any(m.name == model and m.num_groups for m in await client.models()):
+                    return Client(find_pool(None, environment))
+        except RedisUnavailable:
+            pass  # the pool has not written its connection file, or Redis is loading
+        await asyncio.sleep(0.2)
+    raise TokenmillError(
+        f"`tokenmill up` ended with status {process.returncode}; its lines say why"
+    )
+
+
+async def _pass_on(
+    process: asyncio.subprocess.Process, show: Callable[[str], None]
+) -> None:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        show(line.decode(errors="replace").rstrip())
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_LIMIT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise TokenmillError(
+            f"the pool did not stop within {STOP_LIMIT_S:.0f} s and was killed"
+        ) from None
+    if process.returncode:
+        raise TokenmillError(f"the pool stopped with status {process.returncode}")
