@@ -1,0 +1,1 @@
+"""What every process shares: messages, keys, scripts, settings, supervision."""

@@ -1,0 +1,1 @@
+"""Worker processes: an inference engine and the shell that joins it to Redis."""

@@ -1,0 +1,1 @@
+"""A whole pool on one host: an embedded Redis and supervised processes."""

@@ -1,0 +1,119 @@
+"""What settings must satisfy beyond their types: ranges, order, uniqueness."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Final
+
+from .config import Config, ModelConfig
+from .errors import ConfigError
+from .keys import MODEL_NAME
+from .redis import redact_url
+
+_Rule = tuple[Callable[[object], bool], str]
+
+
+def _between(low: float, high: float) -> _Rule:
+    def holds(value: object) -> bool:
+        return isinstance(value, int | float) and low <= value <= high
+
+    return holds, f"expected a value from {low:g} to {high:g}"
+
+
+def _none_or(rule: _Rule) -> _Rule:
+    holds, expected = rule
+    return lambda value: value is None or holds(value), f"{expected}, or nothing"
+
+
+def _rising(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and 1 <= len(value) <= 16
+        and value[0] >= 1
+        and all(a < b for a, b in pairwise(value))
+    )
+
+
+def _is_url(value: object) -> bool:
+    schemes = ("redis://", "rediss://", "unix://")
+    return value is None or (isinstance(value, str) and value.startswith(schemes))
+
+
+_COUNT: Final = _between(1, 2**40)
+_RULES: Final[Mapping[str, _Rule]] = {
+    "redis.url": (_is_url, "expected redis://, rediss:// or unix://"),
+    "redis.socket_timeout_s": _between(0.1, 600),
+    "redis.max_connections": _between(4, 65536),
+    "pool.partitions": _between(1, 999),
+    "pool.buckets": (_rising, "expected 1 to 16 rising numbers of tokens"),
+    "limits.max_waiting_jobs": _COUNT,
+    "limits.max_waiting_tokens": _COUNT,
+    "limits.tenant_waiting_jobs": _COUNT,
+    "limits.max_payload_bytes": _between(1024, 512 * 1024 * 1024),
+    "retention.result_s": _between(1, 10 * 365 * 86400),
+    "scheduler.tick_ms": _between(1, 10_000),
+    "scheduler.max_wait_ms": _between(0, 60_000),
+    "scheduler.leader_lease_ms": _between(200, 600_000),
+    "scheduler.read_ahead": _between(1, 100_000),
+    "scheduler.max_attempts": _between(1, 1000),
+    "scheduler.max_lease_losses": _between(1, 1000),
+    "worker.block_size": _between(1, 1024),
+    "worker.num_blocks": _none_or(_COUNT),
+    "worker.kv_memory_mb": _between(1, 2**24),
+    "worker.max_running": _between(1, 65536),
+    "worker.prefill_chunk": _between(1, 65536),
+    "worker.batch_tokens": _COUNT,
+    "worker.max_context": _none_or(_between(2, 2**24)),
+    # Three renewals must fit in a lease with room for a slow server between them.
+    "worker.lease_ms": _between(300, 3_600_000),
+    "worker.emit_ms": _between(0, 10_000),
+    "worker.drain_s": _between(0, 86_400),
+    "worker.threads": _none_or(_between(1, 4096)),
+    "worker.step_timeout_s": _between(1, 86_400),
+}
+
+
+def check(config: Config, origins: Mapping[str, str]) -> None:
+    """Raises on the first setting that is out of range.
+
+    Args:
+        config: Settings of the right types.
+        origins: Dotted key -> where its value came from, for the message.
+
+    Raises:
+        ConfigError: Names the key, the value, what was expected and the origin.
+    """
+    for key, (holds, expected) in _RULES.items():
+        section, _, field = key.partition(".")
+        value = getattr(getattr(config, section), field)
+        if not holds(value):
+            shown = redact_url(value) if isinstance(value, str) else value
+            raise ConfigError(key, f"value {shown!r}; {expected}", origins.get(key))
+    if not config.models:
+        raise ConfigError("models", "expected at least one model")
+    seen: set[str] = set()
+    for index, model in enumerate(config.models):
+        _check_model(f"models[{index}]", model, seen, origins)
+
+
+def _check_model(
+    key: str, model: ModelConfig, seen: set[str], origins: Mapping[str, str]
+) -> None:
+    name = f"{key}.name"
+    if not MODEL_NAME.fullmatch(model.name):
+        raise ConfigError(
+            name,
+            f"value {model.name!r}; expected 1 to 96 of letters, digits, . _ / - "
+            "(give the directory or hub id as models.path)",
+            origins.get(name),
+        )
+    if model.name in seen:
+        raise ConfigError(
+            name, f"'{model.name}' is listed twice; use replicas", origins.get(name)
+        )
+    seen.add(model.name)
+    if not 0 <= model.replicas <= 1024:
+        raise ConfigError(
+            f"{key}.replicas",
+            f"value {model.replicas}; expected 0 to 1024",
+            origins.get(f"{key}.replicas"),
+        )

@@ -1,0 +1,160 @@
+"""Commands of the pool: up, doctor, config show."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from ..cli_support import handle_errors
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..config_load import LoadedConfig
+
+_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
+_Url = Annotated[str | None, typer.Option("--url", help="Redis URL of the pool.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    app.command("up")(handle_errors(up))
+    app.command("doctor")(handle_errors(doctor))
+    settings = typer.Typer(help="Settings in force.", no_args_is_help=True)
+    settings.command("show")(handle_errors(show_config))
+    # A group with one command needs a callback to stay a group.
+    settings.callback()(_settings_group)
+    app.add_typer(settings, name="config")
+
+
+def _settings_group() -> None:
+    """Settings in force."""
+
+
+def up(
+    config: _Config = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Use this Redis; none is started.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Data, logs and connection file.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Workers per model.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model to serve; may be repeated.")
+    ] = None,
+    no_worker: Annotated[
+        bool, typer.Option("--no-worker", help="Start no workers.")
+    ] = False,
+    no_janitor: Annotated[
+        bool, typer.Option("--no-janitor", help="Start no janitor.")
+    ] = False,
+    standby: Annotated[
+        int, typer.Option(min=0, max=8, help="Schedulers that stand by.")
+    ] = 0,
+    engine: Annotated[
+        str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
+    ] = "model",
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Written when the pool serves.")
+    ] = None,
+) -> None:
+    """Start Redis if none is given, scheduler, janitor, workers; keep them up."""
+    import os
+
+    from ..config_load import load_config
+    from ..logging import configure
+    from .plan import PoolOptions
+    from .up import Pool
+
+    settings = _overridden(load_config(config), state_dir, workers, model)
+    configure(settings.log, "up")
+    pool = Pool(
+        PoolOptions(
+            config_path=config,
+            engine=engine,
+            num_schedulers=1 + standby,
+            with_workers=not no_worker,
+            with_janitor=not no_janitor,
+        ),
+        settings,
+        url or os.environ.get("TOKENMILL_URL") or settings.redis.url,
+        ready_file,
+    )
+    raise typer.Exit(asyncio.run(pool.run()))
+
+
+def _overridden(
+    loaded: "LoadedConfig",
+    directory: Path | None,
+    workers: int | None,
+    names: list[str] | None,
+) -> "Config":
+    """Returns the settings with what the command line says put over them."""
+    from ..config import ModelConfig
+    from ..config_check import check
+
+    config = loaded.config
+    if directory is not None:
+        pool = msgspec.structs.replace(config.pool, state_dir=str(directory))
+        config = msgspec.structs.replace(config, pool=pool)
+    models = config.models
+    if names:
+        known = {model.name: model for model in models}
+        models = tuple(known.get(name) or ModelConfig(name=name) for name in names)
+    if workers is not None:
+        models = tuple(
+            msgspec.structs.replace(model, replicas=workers) for model in models
+        )
+    config = msgspec.structs.replace(config, models=models)
+    check(config, loaded.origins)
+    return config
+
+
+async def doctor(
+    config: _Config = None, url: _Url = None, as_json: _Json = False
+) -> None:
+    """Say what is installed, what falls back and why, and what is wrong, with cures."""
+    from ..config_load import load_config
+    from ..logging import configure
+    from .doctor import examine, has_errors, print_findings
+
+    settings = load_config(config).config
+    configure(settings.log, "doctor")
+    findings = await examine(settings, url)
+    if as_json:
+        print(msgspec.json.encode(findings).decode())
+    else:
+        print_findings(findings)
+    if has_errors(findings):
+        raise typer.Exit(1)
+
+
+def show_config(config: _Config = None, as_json: _Json = False) -> None:
+    """Print every setting, its value and where it came from."""
+    from ..config_load import load_config
+
+    rows = load_config(config).rows()
+    if as_json:
+        table = [
+            {"key": key, "value": value, "origin": origin}
+            for key, value, origin in rows
+        ]
+        print(msgspec.json.encode(table).decode())
+        return
+    key_width = max(len(key) for key, _, _ in rows)
+    value_width = max(len(_shown(value)) for _, value, _ in rows)
+    for key, value, origin in rows:
+        print(f"{key:<{key_width}}  {_shown(value):<{value_width}}  {origin}")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value)

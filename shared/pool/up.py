@@ -1,0 +1,264 @@
+"""`tokenmill up`: Redis, scheduler, janitor and workers as one supervised pool."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import redis.asyncio
+
+from ..config import Config
+from ..connection import FILE_NAME, ConnectionFile, state_dir, write_connection
+from ..errors import RedisUnavailable, RedisUnsuitable
+from ..keys import POOL
+from ..messages import PoolCard, encode
+from ..redis import check_server, connect, redact_url
+from .embedded import EmbeddedRedis
+from .lines import line, passed_on, process_line
+from .lock import StateLock
+from .output import Output
+from .plan import PoolOptions, plan_children
+from .processes import Child, ChildState, Supervisor
+from .watching import Forfeiter, Watcher, forget_dead_groups, is_worker
+
+EXIT_FAILED: Final = 1
+"""A child failed for good without an exit code of its own."""
+
+
+class Pool:
+    """A running pool.
+
+    Args:
+        options: What was asked for.
+        config: Settings in force.
+        url: Redis to use; None starts one.
+        ready_file: Written when the pool is ready.
+    """
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        config: Config,
+        url: str | None,
+        ready_file: Path | None = None,
+    ) -> None:
+        self._options = options
+        self._config = config
+        self._url = url
+        self._ready_file = ready_file
+        self._directory = state_dir(config)
+        self._lock = StateLock(self._directory)
+        self._embedded: EmbeddedRedis | None = None
+        self._supervisor = Supervisor([])
+        self._console = sys.stderr.isatty()
+        self._output = Output(
+            self._directory / "logs", passed_on, logs_too=self._console
+        )
+        self._signals: asyncio.Queue[int] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._failed: Child | None = None
+        self._watcher: Watcher | None = None
+        self._stopping = False
+
+    async def run(self) -> int:
+        """Runs the pool until a signal ends it or it cannot go on.
+
+        Returns:
+            0 after a signal, else the exit code of the child that failed for good.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        self._lock.acquire()
+        try:
+            client = await self._open_redis()
+            try:
+                return await self._serve(client)
+            finally:
+                await client.aclose()
+        finally:
+            await self._close_redis()
+            (self._directory / FILE_NAME).unlink(missing_ok=True)
+            self._lock.release()
+
+    # --- Redis ---------------------------------------------------------------------
+    async def _open_redis(self) -> redis.asyncio.Redis:
+        if self._url is None:
+            self._embedded = EmbeddedRedis(self._directory)
+            await self._embedded.start()
+            origin = self._embedded.binary.origin
+            process_line(
+                "redis", self._embedded.pid, f"{self._embedded.address} (from {origin})"
+            )
+        url = self._embedded.url if self._embedded else self._url
+        assert url is not None
+        client = connect(url, socket_timeout_s=self._config.redis.socket_timeout_s)
+        findings = await check_server(client)
+        errors = [one for one in findings if one.severity == "error"]
+        if errors:
+            await client.aclose()
+            raise RedisUnsuitable(f"{errors[0].message}; {errors[0].cure}")
+        if self._embedded is None:
+            process_line("redis", None, f"{redact_url(url)} (given)")
+            for one in findings:
+                if one.severity == "warning":
+                    line(f"warning: {one.message}; cure: {one.cure}")
+        if self._embedded is not None and (left := await forget_dead_groups(client)):
+            line(f"{left} jobs that an earlier pool was running are redelivered")
+        await client.set(POOL, encode(pool_card(self._config)))
+        write_connection(
+            self._directory,
+            ConnectionFile(
+                url=url,
+                pid=os.getpid(),
+                redis_pid=self._embedded.pid if self._embedded else None,
+            ),
+        )
+        self._url = url
+        return client
+
+    async def _close_redis(self) -> None:
+        if self._embedded is not None:
+            await self._embedded.stop()
+            self._embedded.release()
+
+    async def _keep_redis(self) -> None:
+        """Starts the embedded server again when it dies."""
+        assert self._embedded is not None
+        wait_s = 0.2
+        while True:
+            code = await self._embedded.wait()
+            if self._stopping:
+                return
+            line(f"redis died (exit {code}); starting it again")
+            await asyncio.sleep(wait_s)
+            wait_s = min(10.0, wait_s * 2)
+            try:
+                await self._embedded.start()
+            except RedisUnavailable as error:
+                line(f"error: {error}")
+            else:
+                process_line(
+                    "redis", self._embedded.pid, f"{self._embedded.address} again"
+                )
+
+    # --- children ------------------------------------------------------------------
+    async def _serve(self, client: redis.asyncio.Redis) -> int:
+        assert self._url is not None
+        specs = plan_children(
+            self._options, self._config, self._url, console=self._console
+        )
+        forfeit = Forfeiter(client)
+        children = [Child(s, self._output, self._on_change, forfeit) for s in specs]
+        self._watcher = Watcher(client, children, self._announce_ready)
+        self._supervisor = Supervisor(children)
+        self._supervisor.start()
+        where = self._directory / FILE_NAME
+        line(f"connect: {redact_url(self._url)}; clients here find it through {where}")
+        if not self._console:
+            line(f"logs: {self._directory / 'logs'}")
+        tasks = [asyncio.create_task(self._watcher.run(), name="watch")]
+        if self._embedded is not None:
+            tasks.append(asyncio.create_task(self._keep_redis(), name="redis"))
+        try:
+            return await self._until_end(tasks)
+        finally:
+            self._stopping = True
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks)
+
+    async def _until_end(self, helpers: list["asyncio.Task[None]"]) -> int:
+        signalled = asyncio.create_task(self._signals.get())
+        try:
+            while not signalled.done() and self._failed is None:
+                changed = asyncio.create_task(self._changed.wait())
+                waited = [signalled, changed, *helpers]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                self._changed.clear()
+                for helper in helpers:
+                    if helper.done():
+                        helper.result()  # they end by an error alone: raise it
+        finally:
+            signalled.cancel()
+        failed = self._failed
+        line("draining; a second signal ends at once")
+        await self._drain()
+        if failed is None:
+            return 0
+        return failed.exit_code or EXIT_FAILED
+
+    async def _drain(self) -> None:
+        """Workers first, so that what they hand back is still taken; Redis last."""
+        children = self._supervisor.children
+        workers = [child.spec.name for child in children if is_worker(child)]
+        others = [child.spec.name for child in children if not is_worker(child)]
+
+        async def in_order() -> None:
+            await self._supervisor.stop(workers)
+            await self._supervisor.stop(others)
+
+        draining = asyncio.create_task(in_order())
+        again = asyncio.create_task(self._signals.get())
+        await asyncio.wait([draining, again], return_when=asyncio.FIRST_COMPLETED)
+        if again.done() and not draining.done():
+            line("ending at once")
+            self._supervisor.kill()
+            if self._embedded is not None:
+                self._embedded.kill()
+        again.cancel()
+        await draining
+
+    def _on_change(self, child: Child) -> None:
+        name, state = child.spec.name, child.state
+        if state is ChildState.STARTING:
+            again = " again" if child.restarts else ""
+            process_line(name, child.pid, f"starting{again}")
+            if self._watcher is not None:
+                self._watcher.look()
+        elif state is ChildState.RUNNING:
+            process_line(name, child.pid, "running")
+        elif state is ChildState.WAITING:
+            word = "died" if child.exit_code else "ended"
+            note = f"{word} (exit {child.exit_code}); again in {child.retry_in_s:.1f} s"
+            process_line(name, None, note)
+        elif state is ChildState.FAILED:
+            process_line(
+                name, None, f"failed (exit {child.exit_code}); not started again"
+            )
+            for text in self._output.tail(name):
+                line(f"  {text}")
+            # A pool that already serves goes on with what it has.
+            if child.spec.essential and not self._serves():
+                self._failed = child
+        else:
+            process_line(name, None, "stopped")
+        self._changed.set()
+
+    def _serves(self) -> bool:
+        return self._watcher is not None and self._watcher.ready
+
+    def _announce_ready(self) -> None:
+        line('ready; try: tokenmill submit "Hello" --stream')
+        if self._ready_file is not None:
+            self._ready_file.write_text("ready\n", encoding="utf-8")
+
+
+def pool_card(config: Config) -> PoolCard:
+    """Returns what producers are told of a pool with these settings."""
+    return PoolCard(
+        partitions=config.pool.partitions,
+        buckets=config.pool.buckets,
+        max_waiting_jobs=config.limits.max_waiting_jobs,
+        max_waiting_tokens=config.limits.max_waiting_tokens,
+        tenant_waiting_jobs=config.limits.tenant_waiting_jobs,
+        max_payload_bytes=config.limits.max_payload_bytes,
+        retention_ms=int(config.retention.result_s * 1000),
+        models=tuple(model.name for model in config.models),
+    )

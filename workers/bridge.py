@@ -1,0 +1,231 @@
+"""One worker: Redis on the event loop, the engine in its thread, and what joins them.
+
+work stream → Intake → EngineThread → Publisher → token logs, results
+              Registration renews leases, Control hears cancels
+"""
+
+import asyncio
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Final
+
+import redis.asyncio
+import structlog
+
+from ..shared.config import Config
+from ..shared.keys import Keys
+from ..shared.scripts import Scripts
+from .clock import RedisClock
+from .control import Control
+from .engine_thread import EngineLike, EngineThread
+from .finish import Ending, Recorder, Way
+from .intake import Intake
+from .jobs import JobTable
+from .outage import REDIS_ERRORS, Outage
+from .publish import Publisher
+from .registration import Registration, WorkerSpec
+from .routing import Router
+
+EXIT_STUCK: Final = 75
+"""EX_TEMPFAIL: a step did not end or the engine broke; the supervisor restarts."""
+_LEAVE_TIMEOUT_S: Final = 5.0
+"""Handing back and leaving may take this long; leases end by themselves after."""
+
+
+class Worker:
+    """One incarnation of a worker.
+
+    Args:
+        client: Redis.
+        keys: Names of the shard it serves.
+        engine: Loaded and idle; the worker runs it in a thread of its own.
+        spec: What it announces.
+        config: Settings in force.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: "redis.asyncio.Redis",
+        keys: Keys,
+        engine: EngineLike,
+        spec: WorkerSpec,
+        config: Config,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._log = structlog.get_logger()
+        self._scripts = Scripts(client, keys)
+        self._table = JobTable()
+        self._outage = Outage()
+        self._clock = RedisClock()
+        self._draining = asyncio.Event()
+        self._router = Router(self._table, self._clock, on_broken=self._draining.set)
+        self._thread = EngineThread(
+            engine, self._router.deliver, asyncio.get_running_loop()
+        )
+        self._build(client, keys)
+        self._router.connect(self._thread, self._publisher)
+
+    def _build(self, client: "redis.asyncio.Redis", keys: Keys) -> None:
+        config, spec = self._config, self._spec
+        recorder = Recorder(
+            scripts=self._scripts,
+            group=spec.group,
+            model=spec.card.model,
+            weights_version=spec.card.weights_version,
+            table=self._table,
+            clock=self._clock,
+            buckets=config.pool.buckets,
+            limits=config.scheduler,
+        )
+        self._publisher = Publisher(
+            scripts=self._scripts,
+            group=spec.group,
+            table=self._table,
+            recorder=recorder,
+            clock=self._clock,
+            outage=self._outage,
+            emit_s=config.worker.emit_ms / 1000.0,
+            on_lost=self._router.lose,
+            on_cancelled=self._router.cancel,
+            on_sent=self._router.hold_or_go_on,
+        )
+        self._intake = Intake(
+            client=client,
+            scripts=self._scripts,
+            stream=keys.work(spec.group),
+            group=spec.group,
+            lease_ms=config.worker.lease_ms,
+            weights_version=spec.card.weights_version,
+            table=self._table,
+            outage=self._outage,
+            take=self._router.take,
+            end=self._publisher.end,
+            lost=self._router.forget,
+        )
+        self._registration = Registration(
+            client=client,
+            scripts=self._scripts,
+            keys=keys,
+            spec=spec,
+            lease_ms=config.worker.lease_ms,
+            table=self._table,
+            capacity=lambda: self._thread.capacity,
+            clock=self._clock,
+            outage=self._outage,
+            on_lost=self._router.lose,
+            on_cancelled=self._router.cancel,
+        )
+        self._control = Control(
+            client=client,
+            channel=keys.control(spec.group),
+            table=self._table,
+            outage=self._outage,
+            on_cancelled=self._router.cancel,
+        )
+
+    # --- life ----------------------------------------------------------------
+    def drain(self) -> None:
+        """Takes nothing new; `run` returns when all is done or handed back."""
+        self._draining.set()
+
+    async def announce(self) -> None:
+        """Registers with the pool; from now on jobs may come."""
+        await self._registration.announce()
+
+    async def run(self) -> int:
+        """Serves until `drain` is called or the engine breaks.
+
+        Returns:
+            The process's exit code: 0 after a drain, `EXIT_STUCK` when broken.
+        """
+        self._thread.start()
+        intake = _task(self._intake.run(), "intake")
+        others = [
+            _task(self._publisher.run(), "publish"),
+            _task(self._registration.run(), "heartbeat"),
+            _task(self._control.run(), "control"),
+            _task(self._watch(), "watch"),
+        ]
+        draining = _task(self._draining.wait(), "draining")
+        try:
+            await _first(draining, intake, *others)
+            intake.cancel()
+            await asyncio.wait([intake])
+            await self._drain()
+            await self._leave()
+        finally:
+            for task in (draining, intake, *others):
+                task.cancel()
+            faulthandler.cancel_dump_traceback_later()
+            self._thread.stop(timeout_s=1.0)
+        return EXIT_STUCK if self._router.broken else 0
+
+    async def _drain(self) -> None:
+        """Lets running jobs go on for a while; a broken engine has none."""
+        drain_s = self._config.worker.drain_s
+        self._log.info("draining", jobs=len(self._table), at_most_s=drain_s)
+        self._registration.drain()
+        try:
+            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                await self._registration.beat()
+                await self._intake.hand_back()
+        except REDIS_ERRORS as error:
+            self._outage.failed("drain", error)
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._table.empty.wait()
+        except TimeoutError:
+            self._log.warning("drain_time_over", jobs=len(self._table))
+
+    async def _leave(self) -> None:
+        """Hands back what is left and takes the group out of the pool."""
+        left = [job for job in self._table if not job.closing]
+        self._thread.cancel([job.engine_id for job in left])
+        for job in left:
+            self._publisher.end(Ending(job, Way.RELEASE))
+        try:
+            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                await self._publisher.settled()
+                await self._intake.hand_back()
+                await self._scripts.leave(self._spec.group)
+        except REDIS_ERRORS as error:
+            self._log.warning("left_without_goodbye", error=str(error) or repr(error))
+
+    async def _watch(self) -> None:
+        """Ends the process when a step, or this very loop, does not come back."""
+        limit_s = self._config.worker.step_timeout_s
+        every_s = min(1.0, limit_s / 4)
+        armed_until = 0.0
+        while True:
+            if time.monotonic() > armed_until:
+                # If this loop itself hangs, the C-level timer ends the process. Setting
+                # it waits for a thread to end, so it is done seldom.
+                armed_until = time.monotonic() + limit_s / 4
+                faulthandler.dump_traceback_later(1.5 * limit_s, exit=True)
+            age_s = self._thread.step_age_s()
+            if age_s > limit_s:
+                self._log.error(
+                    "step_stuck", for_s=round(age_s, 1), jobs=len(self._table)
+                )
+                sys.stderr.flush()
+                os._exit(EXIT_STUCK)
+            await asyncio.sleep(every_s)
+
+
+def _task(work: Coroutine[object, object, object], name: str) -> "asyncio.Task[None]":
+    async def run() -> None:
+        await work
+
+    return asyncio.create_task(run(), name=name)
+
+
+async def _first(*tasks: "asyncio.Task[None]") -> None:
+    """Waits until one ends; an exception in any is raised here."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

@@ -1,0 +1,228 @@
+"""Commands of the worker: work, inspect, fetch."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+
+from ..shared.cli_support import handle_errors
+from ..shared.pool.checks import register_check
+
+if TYPE_CHECKING:
+    from ..shared.config import Config, ModelConfig
+    from ..shared.redis import Finding
+    from .loading import Loaded
+
+S = TypeVar("S")
+_MIB = 1024 * 1024
+
+_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    app.command("work")(handle_errors(work))
+    app.command("inspect")(handle_errors(inspect_model))
+    app.command("fetch")(handle_errors(fetch))
+    register_check(_check_worker)
+
+
+def _check_worker(config: "Config") -> list["Finding"]:
+    from .health import findings
+
+    return findings(config)
+
+
+async def work(
+    model: Annotated[
+        str | None, typer.Option(help="Directory, hub id or built-in name.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Public name that producers ask for.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Redis URL of the pool.")] = None,
+    config: _Config = None,
+    weights: Annotated[
+        str | None, typer.Option(help="int8, float32, bfloat16 or nf4.")
+    ] = None,
+    kv: Annotated[str | None, typer.Option(help="int8 or float32.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="model; echo or echo:<ms per step> try the queue alone."),
+    ] = "model",
+    partition: Annotated[int, typer.Option(help="Partition it serves.")] = 0,
+) -> None:
+    """Serve one model: take jobs from the queue until a signal drains this worker."""
+    from ..shared.config_load import load_config
+    from ..shared.connection import find_pool
+    from ..shared.logging import configure
+    from .progress import lines
+    from .service import WorkOptions, serve
+
+    settings = load_config(config).config
+    settings = _with_worker(settings, threads=threads, device=device)
+    chosen = _choose(settings, model, name, weights=weights, kv=kv)
+    configure(settings.log, "worker")
+    options = WorkOptions(
+        url=find_pool(url or settings.redis.url),
+        model=chosen,
+        engine=engine,
+        partition=partition,
+    )
+    code = await serve(options, settings, _print_ready, lines(chosen.name, sys.stdout))
+    raise typer.Exit(code)
+
+
+def _print_ready(loaded: "Loaded", group: str) -> None:
+    card = loaded.card
+    print(
+        f"ready: model {card.model}, group {group}, context {card.max_context} tokens, "
+        f"loaded in {loaded.load_s:.1f} s",
+        flush=True,
+    )
+
+
+def _with_worker(
+    settings: "Config", *, threads: int | None, device: str | None
+) -> "Config":
+    from ..shared.config import WorkerConfig
+
+    given = {
+        key: value
+        for key, value in (("threads", threads), ("device", device))
+        if value is not None
+    }
+    if not given:
+        return settings
+    worker = {**msgspec.structs.asdict(settings.worker), **given}
+    return msgspec.structs.replace(
+        settings, worker=_converted("worker", worker, WorkerConfig)
+    )
+
+
+def _choose(
+    settings: "Config",
+    model: str | None,
+    name: str | None,
+    *,
+    weights: str | None,
+    kv: str | None,
+) -> "ModelConfig":
+    """Returns the model to serve: one of the settings, or one given by options."""
+    from ..shared.config import ModelConfig
+    from ..shared.errors import ConfigError
+    from ..shared.keys import MODEL_NAME
+
+    wanted = name or model or settings.models[0].name
+    found = next((one for one in settings.models if one.name == wanted), None)
+    base = found or ModelConfig(name=_public_name(wanted))
+    changes: dict[str, object] = {
+        key: value for key, value in (("weights", weights), ("kv", kv)) if value
+    }
+    if model is not None and (found is None or name is not None):
+        changes["path"] = model
+    merged = {**msgspec.structs.asdict(base), **changes}
+    chosen = _converted("models", merged, ModelConfig)
+    if not MODEL_NAME.fullmatch(chosen.name):
+        raise ConfigError(
+            "models.name",
+            f"'{chosen.name}' cannot be a public name; give one with --name "
+            "(letters, digits and . _ / -)",
+        )
+    return chosen
+
+
+def _public_name(wanted: str) -> str:
+    """A directory is served under its last part, a hub id under its own name."""
+    path = Path(wanted).expanduser()
+    return path.resolve().name if path.is_dir() else wanted
+
+
+def _converted(key: str, values: dict[str, object], kind: type[S]) -> S:
+    from ..shared.errors import ConfigError
+
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(key, str(error), "command line") from None
+
+
+def inspect_model(
+    model: Annotated[str, typer.Argument(help="Directory, hub id or built-in name.")],
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Tell what a model would take here, without loading it."""
+    from ..shared.config_load import load_config
+    from ..shared.logging import configure
+    from .extras import model_stack
+
+    with model_stack():
+        from .engine.model.budget import describe
+        from .engine.model.resolve import resolve_model
+
+    settings = load_config(config).config
+    configure(settings.log, "inspect")
+    worker = settings.worker
+    facts = describe(
+        resolve_model(model),
+        block_size=worker.block_size,
+        num_blocks=worker.num_blocks,
+        kv_memory_mb=worker.kv_memory_mb,
+        max_context=worker.max_context,
+    )
+    if as_json:
+        print(msgspec.json.encode(facts).decode())
+        return
+    for key, value in _flattened(facts):
+        print(f"{key:<36}{value}")
+
+
+def _flattened(
+    facts: Mapping[str, object], head: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Facts as lines for people: nested names joined, large sizes in MiB."""
+    for key, value in facts.items():
+        name = f"{head}{key.replace('_', ' ')}"
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{name} ")
+        elif isinstance(value, int) and "bytes" in name and value >= _MIB:
+            yield name.replace("bytes", "MiB"), f"{value / _MIB:,.0f}"
+        else:
+            yield name, f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def fetch(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or built-in name; else the settings'.")
+    ] = None,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Bring a model here ahead of time, converted and ready to load."""
+    from ..shared.config_load import load_config
+    from ..shared.logging import configure
+    from .extras import model_stack
+    from .progress import bar
+
+    with model_stack():
+        from .engine.model.resolve import resolve_model
+
+    settings = load_config(config).config
+    configure(settings.log, "fetch")
+    models = settings.models
+    wanted = [(model, None)] if model else [(one.name, one.path) for one in models]
+    found: dict[str, str] = {}
+    for name, path in wanted:
+        with bar(name, silent=as_json) as report:
+            found[name] = str(resolve_model(name, path, progress=report))
+        if not as_json:
+            print(f"{name}: {found[name]}")
+    if as_json:
+        print(msgspec.json.encode(found).decode())

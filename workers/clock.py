@@ -1,0 +1,26 @@
+"""The clock of Redis, as seen from here, without asking for each reading."""
+
+import time
+from collections.abc import Callable
+
+
+class RedisClock:
+    """Redis time derived from the local monotonic clock and the last observation.
+
+    Wall clocks of hosts differ and jump; leases and timings are by Redis alone.
+
+    Args:
+        monotonic: Local clock in seconds; replaced by tests.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._offset_ms = time.time() * 1000.0 - monotonic() * 1000.0
+
+    def observe(self, redis_ms: int) -> None:
+        """Sets the clock by a reading that has just arrived from Redis."""
+        self._offset_ms = redis_ms - self._monotonic() * 1000.0
+
+    def now_ms(self) -> int:
+        """Returns the present Redis time in milliseconds."""
+        return int(self._monotonic() * 1000.0 + self._offset_ms)

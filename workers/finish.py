@@ -1,0 +1,275 @@
+"""How jobs leave this worker: recorded, failed for a retry, or handed back."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from ..shared.config import SchedulerConfig
+from ..shared.keys import bucket_of
+from ..shared.messages import (
+    Choice,
+    Delta,
+    End,
+    FinishReason,
+    JobError,
+    JobResult,
+    Timings,
+    Usage,
+    encode,
+)
+from ..shared.script_types import EndState, FinishItem
+from ..shared.scripts import Scripts
+from .clock import RedisClock
+from .jobs import JobTable, RunningJob
+
+FINISH_BATCH: Final = 128
+"""Jobs in one call; results are larger than deltas."""
+_RETRY_FIRST_MS: Final = 500
+_RETRY_LONGEST_MS: Final = 30_000
+"""Bounds of the jittered wait before a job that met a fault runs again."""
+
+
+class Way(StrEnum):
+    """How a job leaves."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """Its own fault: never run again."""
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAULT = "fault"
+    """Ours: run again while attempts are left."""
+    RELEASE = "release"
+    """Handed back at no cost, as when draining."""
+
+
+_STATES: Final[Mapping[Way, EndState]] = {
+    Way.SUCCEEDED: "succeeded",
+    Way.FAILED: "failed",
+    Way.CANCELLED: "cancelled",
+    Way.EXPIRED: "expired",
+    Way.FAULT: "failed",
+}
+"""What is recorded; for a fault, once no attempts are left."""
+_UNFINISHED: Final = {
+    Way.CANCELLED: FinishReason.CANCELLED,
+    Way.EXPIRED: FinishReason.EXPIRED,
+}
+
+
+class Ending:
+    """The end of one job here, kept unchanged while it is being written.
+
+    Args:
+        job: The job.
+        way: How it leaves.
+        choices: Its complete output; None takes what was published so far.
+        error: Why, when it failed.
+    """
+
+    __slots__ = ("built", "choices", "error", "job", "way")
+
+    def __init__(
+        self,
+        job: RunningJob,
+        way: Way,
+        *,
+        choices: tuple[Choice, ...] | None = None,
+        error: JobError | None = None,
+    ) -> None:
+        self.job = job
+        self.way = way
+        self.error = error
+        self.choices = choices
+        self.built: tuple[FinishItem, JobResult] | None = None
+        """What is written, made once: a repeated call must not differ."""
+
+
+class Recorder:
+    """Writes ends of jobs to Redis and one canonical log line for each.
+
+    Args:
+        scripts: Redis.
+        group: This incarnation of the worker.
+        model: Public name of the model.
+        weights_version: What was computed with.
+        table: The jobs in hand.
+        clock: Redis time.
+        buckets: Bounds of the length buckets, for the log line.
+        limits: How many attempts a job has.
+    """
+
+    def __init__(
+        self,
+        *,
+        scripts: Scripts,
+        group: str,
+        model: str,
+        weights_version: str,
+        table: JobTable,
+        clock: RedisClock,
+        buckets: tuple[int, ...],
+        limits: SchedulerConfig,
+    ) -> None:
+        self._scripts = scripts
+        self._group = group
+        self._model = model
+        self._weights_version = weights_version
+        self._table = table
+        self._clock = clock
+        self._buckets = buckets
+        self._limits = limits
+        self._log = structlog.get_logger().bind()
+        self.num_ended = 0
+        """Jobs that have left in any way."""
+
+    def batches(self, endings: Sequence[Ending]) -> Iterator[list[Ending]]:
+        """Yields `endings` in groups that `write` takes in one call."""
+        recorded = [e for e in endings if e.way not in {Way.FAULT, Way.RELEASE}]
+        for start in range(0, len(recorded), FINISH_BATCH):
+            yield recorded[start : start + FINISH_BATCH]
+        released = [ending for ending in endings if ending.way is Way.RELEASE]
+        if released:
+            yield released
+        yield from ([ending] for ending in endings if ending.way is Way.FAULT)
+
+    async def write(self, batch: Sequence[Ending]) -> None:
+        """Writes ends that leave the same way; may be repeated, changes nothing then.
+
+        Args:
+            batch: What `batches` yielded, or a part of it.
+        """
+        if batch[0].way is Way.RELEASE:
+            await self._release(batch)
+        elif batch[0].way is Way.FAULT:
+            await self._fault(batch[0])
+        else:
+            await self._record(batch)
+
+    # --- terminal ------------------------------------------------------------------
+    async def _record(self, batch: Sequence[Ending]) -> None:
+        built = [self._built(ending) for ending in batch]
+        items = [item for item, _ in built]
+        statuses = await self._scripts.finish(group=self._group, items=items)
+        for ending, (_, result), status in zip(batch, built, statuses, strict=True):
+            self._recorded(ending, result, status)
+
+    def _built(self, ending: Ending) -> tuple[FinishItem, JobResult]:
+        if ending.built is None:
+            ending.built = self._build(ending)
+        return ending.built
+
+    def _build(self, ending: Ending) -> tuple[FinishItem, JobResult]:
+        job = ending.job
+        state = _STATES[ending.way]
+        unfinished = _UNFINISHED.get(ending.way, FinishReason.ERROR)
+        choices = ending.choices
+        if choices is None:
+            choices = job.choices(unfinished)
+        usage = Usage(
+            prompt_tokens=job.prompt_tokens,
+            completion_tokens=sum(len(choice.token_ids) for choice in choices),
+        )
+        result = JobResult(
+            id=job.id,
+            state=state,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            timings=self._timings(job),
+            error=ending.error,
+            weights_version=self._weights_version,
+        )
+        end = End(
+            state=state,
+            finish_reasons=tuple(choice.finish_reason for choice in choices),
+            usage=usage,
+            error=ending.error,
+        )
+        item = FinishItem(
+            job_id=job.id,
+            epoch=job.epoch,
+            seq=job.next_seq(),
+            state=state,
+            result=encode(result),
+            end=encode(Delta(end=end)),
+            error=encode(ending.error).decode() if ending.error else "",
+        )
+        return item, result
+
+    def _timings(self, job: RunningJob) -> Timings:
+        enqueued = job.started.enqueued_ms
+        if not enqueued:
+            return Timings()  # cancelled before its start was answered
+        first = job.first_ms
+        return Timings(
+            queued_ms=max(0.0, job.started.started_ms - enqueued),
+            ttft_ms=None if first is None else max(0.0, first - enqueued),
+            total_ms=max(0.0, self._clock.now_ms() - enqueued),
+        )
+
+    def _recorded(self, ending: Ending, result: JobResult, status: str) -> None:
+        job = ending.job
+        self._table.remove(job)
+        self.num_ended += 1
+        if status == "lost":
+            self._log.warning("job_lost", job=job.id, epoch=job.epoch, at="finish")
+            return
+        timings = result.timings
+        self._log.info(
+            "job",
+            job=job.id,
+            model=self._model,
+            job_class=job.started.job_class,
+            tenant=job.started.tenant,
+            bucket=bucket_of(job.prompt_tokens, self._buckets),
+            state=result.state,
+            prompt_tokens=job.prompt_tokens,
+            output_tokens=result.usage.completion_tokens,
+            queued_ms=timings.queued_ms,
+            ttft_ms=timings.ttft_ms,
+            total_ms=timings.total_ms,
+            finish_reasons=[choice.finish_reason.value for choice in result.choices],
+            error=result.error.code if result.error else None,
+            epoch=job.epoch,
+        )
+
+    # --- back to the queue ---------------------------------------------------------
+    async def _release(self, endings: Sequence[Ending]) -> None:
+        jobs = [(ending.job.id, ending.job.epoch) for ending in endings]
+        await self._scripts.release(group=self._group, jobs=jobs)
+        for ending in endings:
+            self._table.remove(ending.job)
+            self.num_ended += 1
+            self._log.info("job_released", job=ending.job.id, epoch=ending.job.epoch)
+
+    async def _fault(self, ending: Ending) -> None:
+        job = ending.job
+        item, _ = self._built(ending)
+        attempt = job.started.attempts
+        bound = min(_RETRY_LONGEST_MS, _RETRY_FIRST_MS * 2 ** min(attempt, 16))
+        delay_ms = random.randint(1, bound)  # noqa: S311 - jitter, not a secret
+        status = await self._scripts.fail(
+            group=self._group,
+            job_id=job.id,
+            epoch=job.epoch,
+            error=item.error,
+            delay_ms=delay_ms,
+            max_attempts=self._limits.max_attempts,
+            result=item.result,
+            end=item.end,
+        )
+        self._table.remove(job)
+        self.num_ended += 1
+        self._log.warning(
+            "job_fault",
+            job=job.id,
+            epoch=job.epoch,
+            outcome=status,
+            attempt=attempt + 1,
+            retry_in_ms=delay_ms if status == "retrying" else None,
+            error=ending.error.message if ending.error else None,
+        )

@@ -1,0 +1,159 @@
+"""From settings to an engine with its model, and to what the worker says of both."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from ..shared.config import ModelConfig, WorkerConfig
+from ..shared.errors import ConfigError
+from ..shared.messages import ModelCard
+from . import echo
+from .engine_thread import EngineLike
+from .extras import model_stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REAL: Final = "model"
+"""Name of the engine that runs a model."""
+_ECHO_BATCH_TOKENS: Final = 100_000_000
+"""Nothing is prefilled, so the prefill budget must not be what limits."""
+
+Progress = Callable[[str, float], None]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """An engine and the facts about it."""
+
+    engine: EngineLike
+    card: ModelCard
+    bundle: bytes | None
+    """The tokenizer, packed; None for the `bytes` tokenizer."""
+    block_size: int
+    batch_tokens: int
+    load_s: float
+    device: str = "cpu"
+    """Where it runs, for the ready line."""
+
+
+def load(
+    kind: str,
+    model: ModelConfig,
+    worker: WorkerConfig,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Builds the engine; takes seconds, so call it off the event loop.
+
+    Args:
+        kind: `model`, `echo` or `echo:<ms per step>`.
+        model: Which model, and in what precision.
+        worker: Limits.
+        progress: Called with a stage and its fraction done.
+
+    Raises:
+        ModelLoadError: The model cannot be found, read or held in memory.
+        ConfigError: `kind` is no engine.
+    """
+    began = time.monotonic()
+    name = kind.partition(":")[0]
+    if name == "echo":
+        return _load_echo(kind, model, worker, began)
+    if name != REAL:
+        problem = f"value {kind!r}; expected model, echo or echo:<ms per step>"
+        raise ConfigError("engine", problem)
+    with model_stack():
+        return _load_model(model, worker, progress, began)
+
+
+def _load_echo(
+    kind: str, model: ModelConfig, worker: WorkerConfig, began: float
+) -> Loaded:
+    card = ModelCard(
+        model=model.name,
+        max_context=worker.max_context or echo.MAX_CONTEXT,
+        vocab_size=echo.VOCABULARY,
+        tokenizer=echo.TOKENIZER,
+        has_chat_template=True,
+        bytes_per_token=1.0,
+        weights_version=echo.WEIGHTS_VERSION,
+    )
+    return Loaded(
+        engine=echo.EchoEngine.from_name(kind, worker.max_running),
+        card=card,
+        bundle=None,
+        block_size=worker.block_size,
+        batch_tokens=_ECHO_BATCH_TOKENS,
+        load_s=time.monotonic() - began,
+        device="none",
+    )
+
+
+def _load_model(
+    model: ModelConfig, worker: WorkerConfig, progress: Progress | None, began: float
+) -> Loaded:
+    from .engine.model.resolve import resolve_model
+
+    # Before the imports that take seconds: a wrong name is said at once.
+    path = resolve_model(model.name, model.path, progress=progress)
+    from .engine.detokenizer import TokenTable
+    from .engine.engine import Engine
+    from .engine.model.load import load_runner
+
+    runner = load_runner(
+        path,
+        weights=model.weights,
+        kv=model.kv,
+        block_size=worker.block_size,
+        num_blocks=worker.num_blocks,
+        kv_memory_mb=worker.kv_memory_mb,
+        max_context=worker.max_context,
+        threads=worker.threads,
+        device=worker.device,
+        progress=progress,
+    )
+    engine = Engine(
+        runner,
+        TokenTable.from_directory(path),
+        max_running=worker.max_running,
+        prefill_chunk=worker.prefill_chunk,
+    )
+    fingerprint, bundle, has_template = _tokenizer(path)
+    # What one sequence can hold is bounded by the whole pool as well.
+    max_context = min(runner.max_context, runner.num_blocks * runner.block_size)
+    if max_context < runner.max_context:
+        structlog.get_logger().warning(
+            "context_limited_by_kv_pool",
+            model_context=runner.max_context,
+            pool_tokens=max_context,
+        )
+    card = ModelCard(
+        model=model.name,
+        max_context=max_context,
+        vocab_size=runner.vocab_size,
+        tokenizer=fingerprint,
+        has_chat_template=has_template,
+        weights_version=runner.weights_version,
+    )
+    return Loaded(
+        engine=engine,
+        card=card,
+        bundle=bundle,
+        block_size=runner.block_size,
+        batch_tokens=worker.batch_tokens,
+        load_s=time.monotonic() - began,
+    )
+
+
+def _tokenizer(path: "Path") -> tuple[str, bytes, bool]:
+    """Returns fingerprint, bundle and whether there is a chat template."""
+    from ..shared.tokens import collect_tokenizer, pack_tokenizer
+
+    files = collect_tokenizer(path)
+    fingerprint, bundle = pack_tokenizer(files)
+    has_template = "chat_template.jinja" in files or (
+        b'"chat_template"' in files.get("tokenizer_config.json", b"")
+    )
+    return fingerprint, bundle, has_template

@@ -1,0 +1,296 @@
+"""Deltas from the engine to Redis: coalesced, in order, retried under the same id.
+
+Per choice the first and the last delta leave at once; those between are held for
+`emit_ms` and joined. One loop sends, so a job's deltas never overtake each other and
+its end never overtakes them. While Redis is away everything waits in order here.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import structlog
+
+from ..shared.errors import ProtocolError
+from ..shared.messages import Delta, TokenLogprob, encode
+from ..shared.script_types import EmitItem
+from ..shared.scripts import Scripts
+from .clock import RedisClock
+from .engine.request import TokenDelta
+from .finish import Ending, Recorder
+from .jobs import JobTable, Progress, RunningJob
+from .outage import REDIS_ERRORS, Backoff, Outage, is_refusal
+
+EMIT_BATCH: Final = 256
+"""Deltas in one call: long enough to be cheap, short enough not to block Redis."""
+MAX_BUFFERED_TOKENS: Final = 65_536
+"""The engine pauses above this: some minutes of output of a CPU worker."""
+
+
+class _Sealed:
+    """A delta with its final sequence number, waiting for Redis."""
+
+    __slots__ = ("item", "job", "num_tokens")
+
+    def __init__(self, job: RunningJob, item: EmitItem, num_tokens: int) -> None:
+        self.job = job
+        self.item = item
+        self.num_tokens = num_tokens
+
+
+T = TypeVar("T", _Sealed, Ending)
+
+
+class _Buffer:
+    """New tokens of one choice, not yet sealed into a delta."""
+
+    __slots__ = (
+        "choice",
+        "due",
+        "job",
+        "last",
+        "logprobs",
+        "offset",
+        "texts",
+        "tokens",
+    )
+
+    def __init__(self, job: RunningJob, delta: TokenDelta, due: float) -> None:
+        self.job = job
+        self.choice = delta.choice
+        self.offset = delta.offset
+        self.tokens: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.last = delta
+        self.due = due
+
+    def add(self, delta: TokenDelta) -> None:
+        self.tokens += delta.token_ids
+        self.texts.append(delta.text)
+        self.logprobs += delta.logprobs or ()
+        self.last = delta
+
+    def seal(self) -> Delta:
+        return Delta(
+            choice=self.choice,
+            offset=self.offset,
+            token_ids=tuple(self.tokens),
+            text="".join(self.texts),
+            logprobs=tuple(self.logprobs) if self.logprobs else None,
+            finish_reason=self.last.finish_reason,
+            stop_reason=self.last.stop_reason,
+        )
+
+
+class Publisher:
+    """Sends deltas and ends of jobs.
+
+    Args:
+        scripts: Redis.
+        group: This incarnation of the worker.
+        table: The jobs in hand; a job that is not in it any more is not sent.
+        recorder: Writes the ends.
+        clock: Redis time, for the time of the first token.
+        outage: Shared state of the connection.
+        emit_s: How long deltas are held for joining.
+        on_lost: Called with a job that another epoch owns by now.
+        on_cancelled: Called with a job that somebody has cancelled.
+        on_sent: Called when Redis has taken a batch of deltas.
+    """
+
+    def __init__(
+        self,
+        *,
+        scripts: Scripts,
+        group: str,
+        table: JobTable,
+        recorder: Recorder,
+        clock: RedisClock,
+        outage: Outage,
+        emit_s: float,
+        on_lost: Callable[[RunningJob], None],
+        on_cancelled: Callable[[RunningJob], None],
+        on_sent: Callable[[], None],
+    ) -> None:
+        self._scripts = scripts
+        self._group = group
+        self._table = table
+        self._recorder = recorder
+        self._clock = clock
+        self._outage = outage
+        self._emit_s = emit_s
+        self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
+        self._on_sent = on_sent
+        self._log = structlog.get_logger()
+        self._buffers: dict[tuple[str, int], _Buffer] = {}
+        self._unsent: deque[_Sealed] = deque()
+        self._endings: deque[Ending] = deque()
+        self._event = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.buffered_tokens = 0
+        """Tokens that Redis has not acknowledged yet."""
+
+    # --- called by the bridge ------------------------------------------------------
+    def add(self, job: RunningJob, delta: TokenDelta) -> None:
+        """Takes a delta of a job in hand."""
+        job.progress.setdefault(delta.choice, Progress()).add(delta)
+        self.buffered_tokens += len(delta.token_ids)
+        self._idle.clear()
+        key = (job.engine_id, delta.choice)
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = _Buffer(job, delta, time.monotonic() + self._emit_s)
+            self._buffers[key] = buffer
+        buffer.add(delta)
+        first = delta.choice not in job.opened
+        if first or delta.finish_reason is not None or not self._emit_s:
+            job.opened.add(delta.choice)
+            self._seal(key)
+            self._event.set()
+        elif self._timer is None:
+            self._arm(self._emit_s)
+
+    def end(self, ending: Ending) -> None:
+        """Takes the end of a job; what is held of it leaves before."""
+        job = ending.job
+        job.closing = True
+        for choice in tuple(job.progress):
+            if (job.engine_id, choice) in self._buffers:
+                self._seal((job.engine_id, choice))
+        self._endings.append(ending)
+        self._idle.clear()
+        self._event.set()
+
+    def forget(self, job: RunningJob) -> None:
+        """Drops what is held of a job that is not ours any more."""
+        for choice in tuple(job.progress):
+            buffer = self._buffers.pop((job.engine_id, choice), None)
+            if buffer is not None:
+                self.buffered_tokens -= len(buffer.tokens)
+
+    async def settled(self) -> None:
+        """Waits until Redis has everything."""
+        await self._idle.wait()
+
+    # --- the loop ------------------------------------------------------------------
+    async def run(self) -> None:
+        """Sends until it is cancelled."""
+        while True:
+            await self._event.wait()
+            self._event.clear()
+            self._seal_due()
+            while self._unsent:
+                await self._emit()
+            if self._endings:
+                await self._finish()
+            if not (self._buffers or self._unsent or self._endings):
+                self._idle.set()
+
+    def _arm(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, delay_s), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._event.set()
+
+    def _seal_due(self) -> None:
+        now = time.monotonic()
+        due = [key for key, buffer in self._buffers.items() if buffer.due <= now]
+        for key in due:
+            self._seal(key)
+        if self._buffers and self._timer is None:
+            # Buffers are in order of age and all held equally long.
+            oldest = next(iter(self._buffers.values()))
+            self._arm(oldest.due - now)
+
+    def _seal(self, key: tuple[str, int]) -> None:
+        buffer = self._buffers.pop(key)
+        job = buffer.job
+        item = EmitItem(
+            job_id=job.id,
+            epoch=job.epoch,
+            seq=job.next_seq(),
+            delta=encode(buffer.seal()),
+        )
+        job.unsent += 1
+        self._unsent.append(_Sealed(job, item, len(buffer.tokens)))
+
+    async def _emit(self) -> None:
+        batch: list[_Sealed] = []
+        while self._unsent and len(batch) < EMIT_BATCH:
+            sealed = self._unsent.popleft()
+            self.buffered_tokens -= sealed.num_tokens
+            if self._table.holds(sealed.job):
+                batch.append(sealed)
+        if batch:
+            await self._persist("emit", batch, self._send)
+
+    async def _send(self, batch: Sequence[_Sealed]) -> None:
+        items = [sealed.item for sealed in batch]
+        statuses = await self._scripts.emit(group=self._group, items=items)
+        for sealed, status in zip(batch, statuses, strict=True):
+            self._emitted(sealed.job, status)
+        self._on_sent()
+
+    def _emitted(self, job: RunningJob, status: str) -> None:
+        job.unsent -= 1
+        if status == "lost":
+            self._on_lost(job)
+            return
+        if job.first_ms is None:
+            job.first_ms = self._clock.now_ms()
+        if status == "cancelled" and not job.closing:
+            self._on_cancelled(job)
+
+    async def _finish(self) -> None:
+        """Writes the ends of jobs whose deltas have all arrived."""
+        ready: list[Ending] = []
+        for _ in range(len(self._endings)):
+            ending = self._endings.popleft()
+            if not self._table.holds(ending.job):
+                continue
+            if ending.job.unsent:
+                self._endings.append(ending)
+                self._event.set()
+            else:
+                ready.append(ending)
+        for batch in self._recorder.batches(ready):
+            await self._persist("finish", batch, self._recorder.write)
+
+    async def _persist(
+        self,
+        where: str,
+        batch: Sequence[T],
+        send: Callable[[Sequence[T]], Awaitable[None]],
+    ) -> None:
+        """Repeats a call, unchanged, until Redis has answered it.
+
+        What Redis refuses for good is sent one by one, so that only the item at
+        fault is lost; its job's lease runs out and the job is redelivered.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                await send(batch)
+            except (*REDIS_ERRORS, ProtocolError) as error:
+                if is_refusal(error):
+                    break
+                self._outage.failed(where, error)
+                await backoff.wait()
+            else:
+                self._outage.recovered()
+                return
+        if len(batch) > 1:
+            for item in batch:
+                await self._persist(where, [item], send)
+            return
+        job = batch[0].job
+        self._log.error("redis_refused", during=where, job=job.id, epoch=job.epoch)
+        self._on_lost(job)

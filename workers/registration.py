@@ -1,0 +1,171 @@
+"""How a worker makes itself known and keeps its leases: cards and heartbeats."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import redis.asyncio
+import structlog
+
+from ..shared import keys as names
+from ..shared.keys import Keys
+from ..shared.messages import ModelCard, encode
+from ..shared.script_types import GroupInfo
+from ..shared.scripts import Scripts
+from .clock import RedisClock
+from .engine.request import Capacity
+from .jobs import JobTable, RunningJob
+from .outage import REDIS_ERRORS, Backoff, Outage
+
+RENEW_BATCH: Final = 512
+"""Leases renewed in one call."""
+HEARTBEATS_PER_LEASE: Final = 3
+"""Two may be lost or late before a lease ends."""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself."""
+
+    group: str
+    """This incarnation: random, new at each start, the owner of its leases."""
+    card: ModelCard
+    bundle: bytes | None
+    """The tokenizer, packed; None for the `bytes` tokenizer."""
+    block_size: int
+    batch_tokens: int
+
+
+class Registration:
+    """Announces one worker and renews its leases.
+
+    Args:
+        client: Redis, for the cards.
+        scripts: Redis, for group and leases.
+        keys: Names of the worker's shard.
+        spec: What to announce.
+        lease_ms: Length of a lease; also how long the group outlives its last sign.
+        table: Jobs whose leases are renewed.
+        capacity: The engine's room at this moment.
+        clock: Set by every reply.
+        outage: Shared state of the connection.
+        on_lost: Called with a job that another epoch owns by now.
+        on_cancelled: Called with a job that somebody has cancelled.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: "redis.asyncio.Redis",
+        scripts: Scripts,
+        keys: Keys,
+        spec: WorkerSpec,
+        lease_ms: int,
+        table: JobTable,
+        capacity: Callable[[], Capacity],
+        clock: RedisClock,
+        outage: Outage,
+        on_lost: Callable[[RunningJob], None],
+        on_cancelled: Callable[[RunningJob], None],
+    ) -> None:
+        self._client = client
+        self._scripts = scripts
+        self._keys = keys
+        self._spec = spec
+        self._lease_ms = lease_ms
+        self._table = table
+        self._capacity = capacity
+        self._clock = clock
+        self._outage = outage
+        self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
+        self._log = structlog.get_logger()
+        self._draining = False
+
+    async def announce(self) -> None:
+        """Publishes the model's card and tokenizer and registers the group."""
+        await self._publish_cards()
+        now_ms = await self._scripts.register_group(
+            self._spec.group, self._facts(), ttl_ms=self._lease_ms
+        )
+        self._clock.observe(now_ms)
+
+    async def _publish_cards(self) -> None:
+        spec = self._spec
+        async with self._client.pipeline(transaction=False) as pipe:
+            if spec.bundle is not None:
+                pipe.set(names.tokenizer_key(spec.card.tokenizer), spec.bundle)
+            pipe.hset(names.MODELS, mapping={spec.card.model: encode(spec.card)})
+            await pipe.execute()
+
+    async def _cards_are_there(self) -> bool:
+        """False after a flush, or a restart of Redis that lost them."""
+        spec = self._spec
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.hexists(names.MODELS, spec.card.model)
+            if spec.bundle is not None:
+                pipe.exists(names.tokenizer_key(spec.card.tokenizer))
+            return all(await pipe.execute())
+
+    def _facts(self) -> GroupInfo:
+        spec, room = self._spec, self._capacity()
+        return GroupInfo(
+            group=spec.group,
+            total_blocks=room.total_blocks,
+            max_running=room.max_running,
+            batch_tokens=spec.batch_tokens,
+            block_size=spec.block_size,
+            max_context=spec.card.max_context,
+            weights_version=spec.card.weights_version,
+            step_fit_ms=room.step_fit_ms,
+            state="draining" if self._draining else "ready",
+        )
+
+    def drain(self) -> None:
+        """Says from now on that this worker takes nothing new."""
+        self._draining = True
+
+    async def run(self) -> None:
+        """Renews three times a lease until it is cancelled."""
+        interval_s = self._lease_ms / 1000.0 / HEARTBEATS_PER_LEASE
+        backoff = Backoff(longest_s=min(1.0, interval_s))
+        while True:
+            try:
+                await self.beat()
+            except REDIS_ERRORS as error:
+                self._outage.failed("heartbeat", error)
+                await backoff.wait()
+            else:
+                self._outage.recovered()
+                backoff.reset()
+                await asyncio.sleep(interval_s)
+
+    async def beat(self) -> None:
+        """One sign of life: leases first, for they are what neighbours wait for."""
+        jobs = list(self._table)
+        for start in range(0, len(jobs), RENEW_BATCH):
+            await self._renew(jobs[start : start + RENEW_BATCH])
+        await self._heartbeat()
+
+    async def _renew(self, jobs: list[RunningJob]) -> None:
+        answers = await self._scripts.renew(
+            group=self._spec.group,
+            lease_ms=self._lease_ms,
+            jobs=[(job.id, job.epoch) for job in jobs],
+        )
+        for job, answer in zip(jobs, answers, strict=True):
+            if not self._table.holds(job):
+                continue
+            if answer == "lost":
+                self._on_lost(job)
+            elif answer == "cancelled" and not job.closing:
+                self._on_cancelled(job)
+
+    async def _heartbeat(self) -> None:
+        if not await self._cards_are_there():
+            self._log.warning("cards_published_again", model=self._spec.card.model)
+            await self._publish_cards()
+        now_ms = await self._scripts.heartbeat(
+            self._spec.group, self._facts(), ttl_ms=self._lease_ms
+        )
+        self._clock.observe(now_ms)

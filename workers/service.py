@@ -1,0 +1,170 @@
+"""The worker as a process: load and connect side by side, serve, drain, exit."""
+
+import asyncio
+import contextvars
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import redis.asyncio
+import structlog
+
+from ..shared.config import Config, ModelConfig
+from ..shared.keys import Keys
+from ..shared.redis import connect, translate
+from .bridge import Worker
+from .loading import Loaded, load
+from .outage import REDIS_ERRORS, Backoff
+from .registration import WorkerSpec
+
+GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
+"""Set by a supervisor, which can then forfeit the leases of a worker that died."""
+_CONNECT_TRIES: Final = 5
+"""Some seconds, with the client's own retries: a server may be just starting."""
+
+
+class WorkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker process is to do."""
+
+    url: str
+    model: ModelConfig
+    engine: str = "model"
+    partition: int = 0
+
+
+async def serve(
+    options: WorkOptions,
+    config: Config,
+    ready: Callable[[Loaded, str], None],
+    progress: Callable[[str, float], None],
+) -> int:
+    """Runs one worker until a signal ends it.
+
+    Args:
+        options: What to serve, and where.
+        config: Settings in force.
+        ready: Called with the loaded engine and the group once jobs may come.
+        progress: Called, from another thread, with a stage of loading and its
+            fraction done.
+
+    Returns:
+        The process's exit code.
+
+    Raises:
+        ModelLoadError: The model cannot be loaded.
+        RedisUnavailable: No connection.
+        RedisUnsuitable: The server cannot be used.
+    """
+    group = os.environ.get(GROUP_VARIABLE) or f"w-{secrets.token_hex(8)}"
+    structlog.contextvars.bind_contextvars(group=group)
+    signals = _Signals()
+    client = connect(
+        options.url,
+        socket_timeout_s=config.redis.socket_timeout_s,
+        max_connections=config.redis.max_connections,
+    )
+    try:
+        loading = asyncio.create_task(_in_thread(options, config, progress))
+        await _reach(client)
+        loaded = await loading
+        worker = Worker(
+            client=client,
+            keys=Keys(options.model.name, options.partition),
+            engine=loaded.engine,
+            spec=WorkerSpec(
+                group=group,
+                card=loaded.card,
+                bundle=loaded.bundle,
+                block_size=loaded.block_size,
+                batch_tokens=loaded.batch_tokens,
+            ),
+            config=config,
+        )
+        with translate():
+            await worker.announce()
+        signals.drains(worker.drain)
+        structlog.get_logger().info(
+            "worker_ready",
+            model=loaded.card.model,
+            load_s=round(loaded.load_s, 2),
+            weights_version=loaded.card.weights_version,
+            max_context=loaded.card.max_context,
+        )
+        ready(loaded, group)
+        return await worker.run()
+    finally:
+        await client.aclose()
+
+
+async def _in_thread(
+    options: WorkOptions, config: Config, progress: Callable[[str, float], None]
+) -> Loaded:
+    """Loads in a daemon thread, which does not hold up an exit as a pool's would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Loaded] = loop.create_future()
+
+    def settle(loaded: Loaded | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if loaded is not None:
+            future.set_result(loaded)
+        elif error is not None:
+            future.set_exception(error)
+
+    def work() -> None:
+        try:
+            loaded = load(options.engine, options.model, config.worker, progress)
+        except BaseException as error:  # noqa: BLE001 - raised again on the loop
+            loop.call_soon_threadsafe(settle, None, error)
+        else:
+            loop.call_soon_threadsafe(settle, loaded, None)
+
+    # Log lines of the thread carry the same names as ours.
+    run = contextvars.copy_context().run
+    threading.Thread(target=run, args=(work,), name="load", daemon=True).start()
+    return await future
+
+
+async def _reach(client: "redis.asyncio.Redis") -> None:
+    """Waits for Redis for a while; the last error is raised."""
+    backoff = Backoff()
+    for _ in range(_CONNECT_TRIES - 1):
+        try:
+            await client.ping()
+        except redis.exceptions.AuthenticationError:
+            break
+        except REDIS_ERRORS:
+            await backoff.wait()
+        else:
+            return
+    with translate():
+        await client.ping()
+
+
+class _Signals:
+    """First SIGTERM or SIGINT drains, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self._drain: Callable[[], None] | None = None
+        self._seen = False
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def drains(self, drain: Callable[[], None]) -> None:
+        self._drain = drain
+
+    def _on_signal(self, number: int) -> None:
+        if self._seen or self._drain is None:
+            # Nothing to drain yet, or asked twice. Held jobs end with their leases.
+            structlog.get_logger().warning("ending_now", signal=number)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + number if self._seen else 0)
+        self._seen = True
+        self._drain()
