@@ -1,0 +1,1 @@
+"""The producer: enqueue prompts, await results, follow streams. No model stack."""

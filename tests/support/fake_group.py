@@ -103,7 +103,8 @@ class FakeGroup:
         self.scripts = Scripts(self.redis, self.keys)
         self.serving = asyncio.Event()
         self.serving.set()
-        """Clear it to leave jobs in the queue."""
+        """Cleared by `pause`; set it to serve again."""
+        self._turn = asyncio.Lock()
         self.emitting = asyncio.Event()
         self.emitting.set()
         """Clear it to hold running jobs between two tokens."""
@@ -136,6 +137,12 @@ class FakeGroup:
         await self.redis.sadd(SHARDS, self.keys.shard)
         await self.scripts.publish_sources()
         await self.scripts.register_group(self.name, self._info(), ttl_ms=60_000)
+
+    async def pause(self) -> None:
+        """From here on jobs stay in the queue, until `serving` is set."""
+        self.serving.clear()
+        async with self._turn:
+            pass
 
     async def die(self) -> None:
         """Stops at once, as a killed process would: leases and credit stay."""
@@ -172,11 +179,15 @@ class FakeGroup:
     async def _serve(self) -> None:
         while True:
             await self.serving.wait()
-            fence = await self.scripts.acquire_scheduler(self.name, 60_000)
-            moved = await self._dispatch(fence) if fence is not None else 0
-            moved += await self._take()
+            async with self._turn:
+                moved = await self._serve_once() if self.serving.is_set() else 0
             if not moved:
                 await asyncio.sleep(0.002)
+
+    async def _serve_once(self) -> int:
+        fence = await self.scripts.acquire_scheduler(self.name, 60_000)
+        moved = await self._dispatch(fence) if fence is not None else 0
+        return moved + await self._take()
 
     async def _dispatch(self, fence: int) -> int:
         """Promises everything that waits to this group."""

@@ -1,0 +1,154 @@
+"""From deltas that may come twice, late or not at all to a gapless stream. No I/O.
+
+Deltas are units: their text cannot be cut by token. A worker that takes a job over
+continues at the next offset, so copies are whole copies.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ..shared.errors import ProtocolError
+from ..shared.messages import Choice, Delta, End, JobResult
+
+
+class Fit(Enum):
+    """How a delta stands to what has been seen of its choice."""
+
+    NEW = auto()
+    """The next one."""
+    SEEN = auto()
+    """A copy of what was seen already."""
+    AHEAD = auto()
+    """Something before it is missing: read the log."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has been seen of one choice."""
+
+    num_tokens: int = 0
+    num_characters: int = 0
+    finished: bool = False
+    empty: list[Delta] = field(default_factory=list)
+    """Deltas without tokens at the present offset: only content tells copies apart."""
+
+
+class Assembler:
+    """Puts one job's deltas in order, each exactly once.
+
+    Args:
+        from_offset: Deltas whose tokens all lie before this one are left out, for
+            every choice. The first delta given is the one that contains the token
+            with this index, and may begin before it.
+    """
+
+    def __init__(self, from_offset: int = 0) -> None:
+        self._from_offset = from_offset
+        self._choices: dict[int, _Progress] = {}
+        self.end: End | None = None
+        """Set once the last record was seen."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens seen over all choices."""
+        return sum(p.num_tokens for p in self._choices.values())
+
+    def add(self, delta: Delta) -> tuple[Fit, Delta | None]:
+        """Takes a delta from the log or from the channel.
+
+        Args:
+            delta: Any delta of the job.
+
+        Returns:
+            How it fits, and the delta if the caller is to have it.
+
+        Raises:
+            ProtocolError: It overlaps what was seen without being a copy.
+        """
+        if self.end is not None:
+            return Fit.SEEN, None
+        progress = self._choices.setdefault(delta.choice, _Progress())
+        fit = self._fit(delta, progress) if _has_content(delta) else Fit.SEEN
+        if fit is Fit.AHEAD:
+            return fit, None
+        if delta.end is not None:
+            self.end = delta.end
+        if fit is Fit.SEEN:
+            return fit, None
+        self._advance(delta, progress)
+        return fit, delta if self._wanted(delta) else None
+
+    def complete(self, result: JobResult) -> list[Delta]:
+        """Fills in what the log no longer holds from the recorded result.
+
+        Args:
+            result: The terminal result of the same job.
+
+        Returns:
+            At most one delta for each choice. Sets `end`.
+        """
+        deltas = []
+        for choice in result.choices:
+            delta = self._remainder(choice)
+            if delta is not None and self._wanted(delta):
+                deltas.append(delta)
+        self.end = End(
+            state=result.state,
+            finish_reasons=tuple(c.finish_reason for c in result.choices),
+            usage=result.usage,
+            error=result.error,
+        )
+        return deltas
+
+    def _fit(self, delta: Delta, progress: _Progress) -> Fit:
+        stop = delta.offset + len(delta.token_ids)
+        if progress.finished or stop < progress.num_tokens:
+            return Fit.SEEN
+        if delta.offset > progress.num_tokens:
+            return Fit.AHEAD
+        if not delta.token_ids:
+            return Fit.SEEN if delta in progress.empty else Fit.NEW
+        if stop == progress.num_tokens:
+            return Fit.SEEN
+        if delta.offset == progress.num_tokens:
+            return Fit.NEW
+        raise ProtocolError(
+            f"choice {delta.choice}: a delta covers tokens {delta.offset} to {stop}, "
+            f"of which {progress.num_tokens} were seen; expected the next or a copy"
+        )
+
+    def _advance(self, delta: Delta, progress: _Progress) -> None:
+        if delta.token_ids:
+            progress.empty.clear()
+        else:
+            progress.empty.append(delta)
+        progress.num_tokens += len(delta.token_ids)
+        progress.num_characters += len(delta.text)
+        progress.finished = delta.finish_reason is not None
+
+    def _wanted(self, delta: Delta) -> bool:
+        stop = delta.offset + len(delta.token_ids)
+        return stop > self._from_offset or not (
+            delta.token_ids or stop < self._from_offset
+        )
+
+    def _remainder(self, choice: Choice) -> Delta | None:
+        progress = self._choices.setdefault(choice.index, _Progress())
+        if progress.finished:
+            return None
+        seen = progress.num_tokens
+        delta = Delta(
+            choice=choice.index,
+            offset=seen,
+            token_ids=choice.token_ids[seen:],
+            text=choice.text[progress.num_characters :],
+            logprobs=None if choice.logprobs is None else choice.logprobs[seen:],
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+        self._advance(delta, progress)
+        return delta
+
+
+def _has_content(delta: Delta) -> bool:
+    return bool(delta.token_ids or delta.text or delta.finish_reason)

@@ -1,0 +1,16 @@
+"""The producer's commands. Everything that takes time to import waits for a command."""
+
+import typer
+
+from .cli_jobs import register_job_commands
+from .cli_submit import register_submit
+
+
+def register(app: typer.Typer) -> None:
+    """Adds submit, tail, jobs, show, cancel and models to the command.
+
+    Args:
+        app: The command `tokenmill`.
+    """
+    register_submit(app)
+    register_job_commands(app)

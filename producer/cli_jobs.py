@@ -1,0 +1,175 @@
+"""`tokenmill tail`, `jobs`, `show`, `cancel` and `models`: looking at what is there."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..shared.cli_support import handle_errors
+from ..shared.lifecycle import TERMINAL, State
+from .cli_output import (
+    JOB_HEADER,
+    clock,
+    duration,
+    job_row,
+    print_json,
+    print_table,
+    print_text,
+)
+from .cli_submit import print_stream
+
+if TYPE_CHECKING:
+    from ..shared.messages import JobResult
+    from .client import Client
+    from .info import JobInfo
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id.")]
+Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+def register_job_commands(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("tail")(tail)
+    app.command("jobs")(jobs)
+    app.command("show")(show)
+    app.command("cancel")(cancel)
+    app.command("models")(models)
+
+
+def _client(url: str | None) -> "Client":
+    from .client import Client
+
+    return Client(url)
+
+
+@handle_errors
+async def tail(
+    job: JobArgument,
+    from_offset: Annotated[
+        int, typer.Option("--from", min=0, help="First output token wanted.")
+    ] = 0,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a job's output: what there is so far, then as it comes."""
+    async with _client(url) as mill:
+        await print_stream(mill.job(job), from_offset, 1, as_json=as_json)
+
+
+@handle_errors
+async def jobs(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most jobs.")] = 20,
+    state: Annotated[
+        State | None, typer.Option(help="Only jobs in this state.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest jobs of the pool."""
+    async with _client(url) as mill:
+        found = await mill.jobs(limit, state)
+    if as_json:
+        for info in found:
+            print_json(info)
+        return
+    # Ages compare this machine's clock with that of Redis: for reading only.
+    now_ms = time.time() * 1000
+    print_table(JOB_HEADER, [job_row(info, now_ms) for info in found])
+
+
+@handle_errors
+async def show(job: JobArgument, url: Url = None, as_json: AsJson = False) -> None:
+    """Show a job's record and, once it has ended, its result."""
+    from ..shared.errors import JobFailed
+
+    async with _client(url) as mill:
+        handle = mill.job(job)
+        info = await handle.info()
+        result = None
+        if info.state in TERMINAL:
+            try:
+                result = await handle.result()
+            except JobFailed:
+                result = handle.outcome  # shown below, with its error
+    if as_json:
+        print_json({"job": info, "result": result})
+        return
+    for name, value in _facts(info, result):
+        print(f"{name:<14}{value}")
+    for choice in result.choices if result else ():
+        print(f"\n[{choice.index}] {choice.finish_reason}")
+        print_text(f"{choice.text}\n")
+
+
+def _facts(info: "JobInfo", result: "JobResult | None") -> list[tuple[str, str]]:
+    facts = [
+        ("job", info.id),
+        ("state", info.state + (", cancelling" if _cancelling(info) else "")),
+        ("model", info.model),
+        ("class", info.job_class),
+        ("tenant", info.tenant),
+        ("priority", str(info.priority)),
+        ("bucket", info.bucket),
+        ("prompt", f"{info.prompt_tokens} tokens"),
+        ("seed", str(info.seed)),
+        ("worker", info.owner or "-"),
+        ("attempts", f"{info.attempts} faults, {info.lease_losses} lost leases"),
+        ("enqueued", clock(info.enqueued_ms)),
+        ("started", clock(info.started_ms)),
+        ("finished", clock(info.finished_ms)),
+    ]
+    if info.last_error:
+        facts.append(("last error", info.last_error))
+    if result is not None:
+        facts.append(("output", f"{result.usage.completion_tokens} tokens"))
+        timings = result.timings
+        facts += [
+            (name, duration(value))
+            for name, value in (
+                ("queue time", timings.queued_ms),
+                ("first token", timings.ttft_ms),
+                ("total time", timings.total_ms),
+            )
+            if value is not None
+        ]
+    if result is not None and result.error is not None:
+        facts.append(("error", f"[{result.error.code}] {result.error.message}"))
+    return facts
+
+
+def _cancelling(info: "JobInfo") -> bool:
+    return info.cancel_requested and info.state not in TERMINAL
+
+
+@handle_errors
+async def cancel(job: JobArgument, url: Url = None, as_json: AsJson = False) -> None:
+    """Cancel a job that waits or runs."""
+    async with _client(url) as mill:
+        answer = await mill.job(job).cancel()
+    if as_json:
+        print_json({"id": job, "state": answer})
+    else:
+        print(answer)
+
+
+@handle_errors
+async def models(url: Url = None, as_json: AsJson = False) -> None:
+    """List the models of the pool and how many workers serve each."""
+    async with _client(url) as mill:
+        found = await mill.models()
+    if as_json:
+        for info in found:
+            print_json(info)
+        return
+    rows = [
+        [
+            info.name,
+            str(info.num_groups),
+            str(info.card.max_context) if info.card else "-",
+            ("yes" if info.card.has_chat_template else "no") if info.card else "-",
+            info.card.weights_version if info.card else "-",
+        ]
+        for info in found
+    ]
+    print_table(("MODEL", "WORKERS", "CONTEXT", "CHAT", "WEIGHTS"), rows)

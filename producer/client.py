@@ -1,0 +1,213 @@
+"""The asynchronous client: submit prompts, await results, follow streams."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from ..shared.errors import InvalidRequest, TokenmillError
+from ..shared.keys import JobId
+from ..shared.messages import Prompt
+from ..shared.script_types import NewJob
+from .completion import Completions
+from .info import JobInfo, ModelInfo
+from .job import Job as Job
+from .listing import recent_jobs
+from .pool_view import ModelView
+from .prepare import as_prompt, new_job, raise_all
+from .session import Session
+from .submit import Submission, WhenFull, WhenUnserved
+
+PATIENCE_S: Final = 30.0
+"""Covers a restart of Redis with a large append-only file; longer is an outage."""
+
+
+class Client:
+    """A connection to a pool, for use on one event loop.
+
+    ```python
+    async with Client() as mill:
+        job = await mill.submit("Why is the sky blue?")
+        print((await job.result()).text)
+    ```
+
+    Args:
+        url: Where the pool's Redis is. None takes `TOKENMILL_URL`, the settings, or
+            the pool that `tokenmill up` runs here.
+        patience_s: Seconds for which a blip of Redis is waited out.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._url = url
+        self._patience_s = patience_s
+        self._open: Session | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connects; `async with` does it.
+
+        Raises:
+            RedisUnavailable: No pool was found, or it does not answer.
+            RedisUnsuitable: It answers and cannot be used (wrong password).
+        """
+        if self._open is not None:
+            return
+        from ..shared.connection import find_pool
+
+        session = Session(find_pool(self._url), self._patience_s)
+        try:
+            await session.ping()
+        except BaseException:
+            await session.close()
+            raise
+        self._open = session
+
+    async def close(self) -> None:
+        """Ends all connections; `async with` does it."""
+        session, self._open = self._open, None
+        if session is not None:
+            await session.close()
+
+    @property
+    def _session(self) -> Session:
+        if self._open is None:
+            raise TokenmillError(
+                "the client is not open; use it inside `async with Client() as mill:`"
+            )
+        return self._open
+
+    async def submit(
+        self,
+        prompt: Prompt | str,
+        *,
+        when_unserved: WhenUnserved = "refuse",
+        when_full: WhenFull = "raise",
+    ) -> Job:
+        """Enqueues one prompt.
+
+        Args:
+            prompt: What to run; text alone is enough.
+            when_unserved: Whether a model without a live worker is an error
+                (`refuse`) or the job waits in the queue for one (`wait`).
+            when_full: Whether a full queue is an error or is waited out.
+
+        Returns:
+            The job; with a known idempotency key, the first one.
+
+        Raises:
+            InvalidRequest: A field is wrong; nothing was enqueued.
+            ModelUnavailable: No live worker serves the model.
+            QueueFull: A limit was reached; carries `retry_after_s`.
+            IdempotencyConflict: The key was used with another payload.
+            RedisUnavailable: Redis did not answer for longer than the patience.
+        """
+        checked = as_prompt(prompt)
+        view = await self._model(checked.model)
+        job = new_job(checked, view.card, view.pool)
+        await self._require_served([job], when_unserved)
+        submission = Submission(self._session, view.pool, when_full)
+        return (await submission.enqueue([job]))[0]
+
+    async def submit_many(
+        self,
+        prompts: Iterable[Prompt | str],
+        *,
+        when_unserved: WhenUnserved = "refuse",
+        when_full: WhenFull = "wait",
+    ) -> list[Job]:
+        """Enqueues many prompts in few round trips.
+
+        Every prompt is checked before the first is enqueued.
+
+        Args:
+            prompts: What to run.
+            when_unserved: As for `submit`.
+            when_full: As for `submit`; here waiting is the default.
+
+        Returns:
+            A job for each prompt, in the same order.
+
+        Raises:
+            InvalidBatch: Some prompts are wrong; `errors` has them by position.
+            TokenmillError: As for `submit`; `enqueued` has the ids of those jobs
+                that were enqueued before it.
+        """
+        jobs: list[NewJob] = []
+        errors: dict[int, InvalidRequest] = {}
+        for index, prompt in enumerate(prompts):
+            try:
+                checked = as_prompt(prompt)
+                view = await self._model(checked.model)
+                jobs.append(new_job(checked, view.card, view.pool))
+            except InvalidRequest as error:
+                errors[index] = error
+        raise_all(errors)
+        if not jobs:
+            return []
+        await self._require_served(jobs, when_unserved)
+        pool = await self._session.patiently(self._session.view.pool)
+        return await Submission(self._session, pool, when_full).enqueue(jobs)
+
+    def as_completed(self, jobs: Iterable[Job | str]) -> AsyncGenerator[Job, None]:
+        """Yields jobs as they end, in the order of their ends.
+
+        Args:
+            jobs: Handles or ids.
+
+        Yields:
+            Each job once, whether it succeeded or not; its `result()` answers, or
+            raises, at once.
+        """
+        handles = (self.job(j) if isinstance(j, str) else j for j in jobs)
+        return Completions(self._session, handles).iterate()
+
+    def job(self, job_id: str) -> Job:
+        """Returns a handle on a job that anyone submitted.
+
+        Raises:
+            UnknownJob: The text cannot be a job id.
+        """
+        return Job(self._session, JobId.parse(job_id))
+
+    async def jobs(self, limit: int = 50, state: str | None = None) -> list[JobInfo]:
+        """Returns the newest jobs of the pool, newest first.
+
+        Args:
+            limit: Most jobs to return.
+            state: Only jobs in this `State`, among the 10,000 newest.
+        """
+        return await recent_jobs(self._session, limit, state)
+
+    async def models(self) -> list[ModelInfo]:
+        """Returns the models that the pool knows, and how many workers serve each."""
+        return await self._session.patiently(self._session.view.models)
+
+    async def _model(self, name: str) -> ModelView:
+        view = self._session.view
+        return await self._session.patiently(lambda: view.model(name))
+
+    async def _require_served(
+        self, jobs: Sequence[NewJob], when_unserved: WhenUnserved
+    ) -> None:
+        if when_unserved == "wait":
+            return
+        partitions: dict[str, set[int]] = {}
+        for job in jobs:
+            partitions.setdefault(job.id.model, set()).add(job.id.partition)
+        view = self._session.view
+        for name, wanted in partitions.items():
+            await self._session.patiently(
+                lambda: view.require_served(name, wanted)  # noqa: B023
+            )

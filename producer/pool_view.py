@@ -1,0 +1,171 @@
+"""The pool as a producer sees it: settings, models, and who is alive."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+import msgspec
+
+from ..shared.errors import ModelUnavailable, ProtocolError
+from ..shared.keys import MODELS, POOL, Keys
+from ..shared.messages import SCHEMA_VERSION, ModelCard, PoolCard
+from .info import ModelInfo
+from .reading import read
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+CARD_AGE_S: Final = 10.0
+"""Settings and model cards are read again after this long."""
+LIFE_AGE_S: Final = 1.0
+"""A group seen alive is believed for this long; one not seen is looked for anew."""
+HEARTBEAT_MS: Final = 15_000
+"""A group whose heartbeat is older than this is dead."""
+
+_log: Final = logging.getLogger("tokenmill.producer")
+"""The standard library's: a caller's process decides what becomes of its messages."""
+_Card = TypeVar("_Card", PoolCard, ModelCard)
+
+
+@dataclass(slots=True)
+class ModelView:
+    """What is known of one model."""
+
+    pool: PoolCard
+    card: ModelCard | None
+    live: frozenset[int]
+    """Partitions with a live worker group."""
+    read_at: float
+    """`time.monotonic()` of the card."""
+    live_at: float
+    """`time.monotonic()` of `live`."""
+
+
+class PoolView:
+    """Reads and caches what submitting needs to know.
+
+    Args:
+        redis: Client; replies are bytes.
+    """
+
+    def __init__(self, redis: "redis.asyncio.Redis") -> None:
+        self._redis = redis
+        self._pool: PoolCard | None = None
+        self._pool_at = 0.0
+        self._models: dict[str, ModelView] = {}
+
+    async def pool(self) -> PoolCard:
+        """Returns the pool's settings; a pool that published none has the defaults."""
+        now = time.monotonic()
+        if self._pool is None or now - self._pool_at > CARD_AGE_S:
+            raw = await self._redis.get(POOL)
+            if raw is None:
+                # The defaults name one partition, which every pool has, so a job
+                # that is enqueued so is not lost.
+                _log.warning(
+                    "%s is missing: no pool was ever started on this Redis; "
+                    "going on with default settings",
+                    POOL,
+                )
+            self._pool = PoolCard() if raw is None else _decode(raw, PoolCard, POOL)
+            self._pool_at = now
+        return self._pool
+
+    async def model(self, name: str, *, fresh_life: bool = False) -> ModelView:
+        """Returns what is known of a model.
+
+        Args:
+            name: The model's public name.
+            fresh_life: Look for live groups now, whatever is cached.
+        """
+        now = time.monotonic()
+        view = self._models.get(name)
+        if view is None or now - view.read_at > CARD_AGE_S:
+            pool = await self.pool()
+            (raw,) = await read(self._redis, ("HGET", MODELS, name))
+            card = None if raw is None else _decode(raw, ModelCard, MODELS)
+            live = await self._live(name, pool.partitions)
+            view = ModelView(pool, card, live, now, now)
+            if card is not None:
+                # Unknown names are not kept: a caller may try any number of them.
+                self._models[name] = view
+        elif fresh_life or now - view.live_at > LIFE_AGE_S:
+            view.live = await self._live(name, view.pool.partitions)
+            view.live_at = now
+        return view
+
+    async def require_served(self, name: str, partitions: set[int]) -> None:
+        """Checks that live workers serve a model.
+
+        Args:
+            name: The model's public name.
+            partitions: Those in which jobs are to be enqueued.
+
+        Raises:
+            ModelUnavailable: There is none in at least one of them.
+        """
+        view = await self.model(name)
+        if not partitions <= view.live:
+            view = await self.model(name, fresh_life=True)
+        if partitions <= view.live:
+            return
+        served = sorted(m.name for m in await self.models() if m.num_groups)
+        known = view.card is not None or name in view.pool.models
+        cause = "has no live worker" if known else "is not known to this pool"
+        raise ModelUnavailable(
+            f"the model '{name}' {cause}; "
+            f"served now: {', '.join(served) or 'none'}. Start a worker for it, or "
+            "wait for one (when_unserved='wait', on the command line --wait-for-worker)"
+        )
+
+    async def models(self) -> list[ModelInfo]:
+        """Returns every model that is configured or was ever served, by name."""
+        pool = await self.pool()
+        (raw_cards,) = await read(self._redis, ("HGETALL", MODELS))
+        cards = {
+            name.decode(): _decode(raw, ModelCard, MODELS)
+            for name, raw in cast("dict[bytes, bytes]", raw_cards).items()
+        }
+        infos = []
+        for name in sorted({*cards, *pool.models}):
+            num_groups = sum((await self._counts(name, pool.partitions)).values())
+            infos.append(
+                ModelInfo(
+                    name=name,
+                    num_groups=num_groups,
+                    configured=name in pool.models,
+                    card=cards.get(name),
+                )
+            )
+        return infos
+
+    async def _live(self, name: str, partitions: int) -> frozenset[int]:
+        counts = await self._counts(name, partitions)
+        return frozenset(p for p, count in counts.items() if count)
+
+    async def _counts(self, name: str, partitions: int) -> dict[int, int]:
+        """Live groups by partition, by the clock of Redis."""
+        seconds, microseconds = await self._redis.time()
+        oldest = seconds * 1000 + microseconds // 1000 - HEARTBEAT_MS
+        counts = await read(
+            self._redis,
+            *(
+                ("ZCOUNT", Keys(name, partition).groups, oldest, "+inf")
+                for partition in range(partitions)
+            ),
+        )
+        return dict(enumerate(counts))
+
+
+def _decode(raw: bytes, kind: type[_Card], key: str) -> _Card:
+    try:
+        card = msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{key} cannot be read: {error}") from error
+    if card.v > SCHEMA_VERSION:
+        raise ProtocolError(
+            f"{key} has schema version {card.v}; this client reads up to "
+            f"{SCHEMA_VERSION}: upgrade tokenmill here"
+        )
+    return card

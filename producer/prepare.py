@@ -1,0 +1,102 @@
+"""From a prompt to what `enqueue` takes: checked, encoded, with an id and a bucket."""
+
+import hashlib
+import os
+from typing import Final
+
+from ..shared.decode import decode_prompt
+from ..shared.errors import InvalidBatch, InvalidRequest
+from ..shared.keys import JobId, bucket_of, new_unique, partition_of
+from ..shared.messages import JobRequest, ModelCard, PoolCard, Prompt, encode
+from ..shared.script_types import NewJob
+from ..shared.validate import check_payload, validate_prompt
+
+MESSAGE_TOKENS: Final = 6
+"""What a chat template adds around one message, roughly."""
+DEFAULT_BYTES_PER_TOKEN: Final = 3.5
+
+
+def as_prompt(source: Prompt | str) -> Prompt:
+    """Returns a prompt with the right types; text alone is enough for one.
+
+    Raises:
+        InvalidRequest: A field has a wrong type.
+    """
+    if isinstance(source, str):
+        return Prompt(source)
+    if isinstance(source, Prompt):
+        return decode_prompt(source)
+    raise InvalidRequest(
+        "prompt", f"expected a Prompt or text, got `{type(source).__name__}`"
+    )
+
+
+def estimate_tokens(prompt: Prompt, card: ModelCard | None) -> int:
+    """Returns the likely number of prompt tokens, from bytes; at least 1."""
+    ratio = card.bytes_per_token if card else DEFAULT_BYTES_PER_TOKEN
+    messages = prompt.messages or ()
+    num_bytes = len((prompt.text or "").encode())
+    num_bytes += sum(len(m.content.encode()) for m in messages)
+    return max(1, round(num_bytes / max(ratio, 0.1)) + MESSAGE_TOKENS * len(messages))
+
+
+def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
+    """Checks a prompt and prepares its job.
+
+    Args:
+        prompt: A prompt whose types are right (`as_prompt`).
+        card: What a worker says of the model, when one ever did.
+        pool: The pool's settings.
+
+    Raises:
+        InvalidRequest: One field is wrong, or the whole is too large.
+    """
+    validate_prompt(prompt, card, pool)
+    payload = encode(
+        JobRequest(
+            text=prompt.text,
+            messages=prompt.messages,
+            sampling=prompt.sampling,
+            control_tokens=prompt.control_tokens,
+        )
+    )
+    check_payload(payload, pool.max_payload_bytes)
+    unique = new_unique()
+    key = prompt.idempotency_key
+    partition = partition_of(prompt.tenant, key or unique, pool.partitions)
+    num_tokens = estimate_tokens(prompt, card)
+    seed = prompt.sampling.seed
+    return NewJob(
+        id=JobId(prompt.model, partition, unique),
+        payload=payload,
+        payload_hash=hashlib.sha256(payload).hexdigest(),
+        job_class=prompt.job_class,
+        tenant=prompt.tenant,
+        priority=prompt.priority,
+        bucket=bucket_of(num_tokens, pool.buckets),
+        tokens=num_tokens,
+        max_tokens=prompt.sampling.max_tokens * prompt.sampling.n,
+        seed=_draw_seed() if seed is None else seed,
+        deadline_ms=_milliseconds(prompt.deadline_s),
+        delay_ms=_milliseconds(prompt.delay_s) or 0,
+        keep_ms=pool.retention_ms,
+        idempotency_key=key,
+    )
+
+
+def raise_all(errors: dict[int, InvalidRequest]) -> None:
+    """Reports every wrong prompt of a batch at once.
+
+    Raises:
+        InvalidBatch: There is at least one.
+    """
+    if errors:
+        raise InvalidBatch(errors)
+
+
+def _draw_seed() -> int:
+    return int.from_bytes(os.urandom(8), "little") >> 1
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

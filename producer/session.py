@@ -1,0 +1,116 @@
+"""What a client and its jobs share: connections, the pool's settings, patience."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ..shared.errors import RedisUnavailable, TokenmillError
+from ..shared.keys import JobId, Keys
+from .inbox import Watcher
+from .pool_view import PoolView
+from .reading import read
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+    from ..shared.scripts import Scripts
+
+_BACKOFF_S: Final = (0.05, 1.0)
+"""First and longest wait between attempts while Redis does not answer."""
+
+T = TypeVar("T")
+
+
+class Session:
+    """One client's connections to one pool.
+
+    Args:
+        url: Where Redis is.
+        patience_s: How long a blip of Redis is waited out before it is an error.
+    """
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        # Loaded when a client opens: redis takes most of the time of an import.
+        from ..shared.redis import connect, translate
+        from .listener import Listener
+
+        self.url = url
+        self.patience_s = patience_s
+        self._translate = translate
+        self.redis: redis.asyncio.Redis = connect(url)
+        self.listener = Listener(self.redis)
+        self.view = PoolView(self.redis)
+        self._scripts: dict[str, Scripts] = {}
+        self._closed = False
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def scripts(self, keys: Keys) -> "Scripts":
+        """Returns the scripts of a shard."""
+        scripts = self._scripts.get(keys.shard)
+        if scripts is None:
+            from ..shared.scripts import Scripts
+
+            scripts = self._scripts[keys.shard] = Scripts(self.redis, keys)
+        return scripts
+
+    def scripts_of(self, job_id: JobId) -> "Scripts":
+        """Returns the scripts of the shard that holds a job."""
+        return self.scripts(job_id.keys)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Awaits `call()`, again and again while Redis does not answer.
+
+        Only for calls that may be repeated: reads, and scripts that know a repeat.
+
+        Args:
+            call: Makes a new awaitable for each attempt.
+
+        Raises:
+            RedisUnavailable: Redis did not answer for `patience_s`.
+            RedisUnsuitable: It answered that it cannot be used.
+        """
+        give_up = time.monotonic() + self.patience_s
+        wait_s, longest_s = _BACKOFF_S
+        while True:
+            self._require_open()
+            try:
+                with self._translate():
+                    return await call()
+            except RedisUnavailable:
+                self._require_open()
+                if time.monotonic() + wait_s > give_up:
+                    raise
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311
+            wait_s = min(2 * wait_s, longest_s)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise TokenmillError("the client was closed during the call")
+
+    async def subscribe(self, channels: Sequence[bytes], watcher: Watcher) -> None:
+        """Subscribes a watcher and waits for the acknowledgement."""
+        await self.patiently(lambda: self.listener.subscribe(channels, watcher))
+
+    async def ping(self) -> None:
+        """Makes sure that Redis answers, without patience: a wrong URL is told now."""
+        with self._translate():
+            await self.redis.ping()
+
+    async def read(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Sends read commands in one round trip, patiently; see `reading.read`."""
+        return await self.patiently(lambda: read(self.redis, *commands))
+
+    def start(self, work: Coroutine[object, object, object]) -> None:
+        """Runs something in the background, to its end or to `close`."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Ends background work, then all connections; calls that wait fail."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._closed = True
+        await self.listener.close()
+        await self.redis.aclose()
