@@ -1,0 +1,1 @@
+"""The scheduler: which waiting jobs go to which worker group now."""

@@ -1,0 +1,101 @@
+"""What a model's workers say of it, and the bytes per token learned here."""
+
+import time
+from typing import Final
+
+import msgspec
+import redis.asyncio
+import structlog
+
+from ..shared.keys import MODELS
+from ..shared.messages import SCHEMA_VERSION, ModelCard, encode
+
+CARD_AGE_S: Final = 2.0
+"""A card is read again after this long."""
+WRITE_EVERY_S: Final = 30.0
+"""The learned ratio is written at most this often."""
+WRITE_CHANGE: Final = 0.05
+"""And only when it changed by this part."""
+LEAST_TOKENS: Final = 2_000
+"""Tokens seen before the ratio is believed."""
+FORGET_TOKENS: Final = 1_000_000
+"""Sums are halved here, so that the ratio follows what is sent now."""
+_log = structlog.get_logger(__name__)
+
+
+class CardReader:
+    """The model card of one shard.
+
+    Args:
+        client: Redis.
+        model: The model's public name.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis", model: str) -> None:
+        self._client = client
+        self._model = model
+        self._card: ModelCard | None = None
+        self._read_at = -CARD_AGE_S
+        self._written_at = -WRITE_EVERY_S
+        self._bytes = 0
+        self._tokens = 0
+        self._complained = False
+
+    async def current(self) -> ModelCard | None:
+        """Returns the card, or None while no worker has ever published one."""
+        now = time.monotonic()
+        if self._card is None or now - self._read_at > CARD_AGE_S:
+            self._card = self._decoded(await self._client.hget(MODELS, self._model))  # type: ignore[misc]
+            self._read_at = now
+        return self._card
+
+    def _decoded(self, raw: bytes | None) -> ModelCard | None:
+        if raw is None:
+            return None
+        try:
+            card = msgspec.json.decode(raw, type=ModelCard)
+            if card.v <= SCHEMA_VERSION:
+                self._complained = False
+                return card
+            problem = f"schema version {card.v}; this process reads {SCHEMA_VERSION}"
+        except msgspec.DecodeError as error:
+            problem = str(error)
+        if not self._complained:
+            _log.error("model_card_unusable", model=self._model, error=problem)
+            self._complained = True
+        return None
+
+    async def learn(self, num_bytes: int, num_tokens: int) -> None:
+        """Notes sizes of tokenized payloads, and rarely writes the new ratio."""
+        self._bytes += num_bytes
+        self._tokens += num_tokens
+        if self._tokens > FORGET_TOKENS:
+            self._bytes //= 2
+            self._tokens //= 2
+        now = time.monotonic()
+        card = self._card
+        if card is None or self._tokens < LEAST_TOKENS:
+            return
+        ratio = round(self._bytes / self._tokens, 3)
+        changed = abs(ratio - card.bytes_per_token) > WRITE_CHANGE * ratio
+        if changed and now - self._written_at >= WRITE_EVERY_S:
+            self._written_at = now
+            await self._write(ratio)
+
+    async def _write(self, ratio: float) -> None:
+        """Replaces the ratio alone; a card that changes meanwhile is left as it is."""
+        async with self._client.pipeline(transaction=True) as pipe:
+            await pipe.watch(MODELS)
+            card = self._decoded(await pipe.hget(MODELS, self._model))  # type: ignore[misc]
+            if card is None:
+                return
+            card = msgspec.structs.replace(card, bytes_per_token=ratio)
+            pipe.multi()  # type: ignore[no-untyped-call]
+            pipe.hset(MODELS, self._model, encode(card).decode())
+            try:
+                await pipe.execute()
+            except redis.exceptions.WatchError:
+                _log.debug("model_card_changed_meanwhile", model=self._model)
+                return
+        self._card = card
+        _log.info("bytes_per_token_learned", model=self._model, ratio=ratio)

@@ -1,0 +1,57 @@
+"""Commands of the scheduler: schedule, janitor."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..shared.cli_support import handle_errors
+
+_Url = Annotated[str | None, typer.Option(help="Redis URL of the pool.")]
+_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    app.command("schedule")(handle_errors(schedule))
+    app.command("janitor")(handle_errors(janitor))
+
+
+async def schedule(
+    url: _Url = None,
+    config: _Config = None,
+    standby: Annotated[
+        bool, typer.Option(help="Let a scheduler that starts now go first.")
+    ] = False,
+) -> None:
+    """Dispatch waiting jobs to workers; a second scheduler stands by for the first."""
+    from ..shared.config_load import load_config
+    from ..shared.connection import find_pool
+    from ..shared.logging import configure
+    from ..shared.redis import connect
+    from ..shared.tokens import without_torch
+    from .loop import serve
+
+    settings = load_config(config).config
+    configure(settings.log, "scheduler")
+    without_torch()
+    client = connect(
+        find_pool(url or settings.redis.url),
+        socket_timeout_s=settings.redis.socket_timeout_s,
+        max_connections=settings.redis.max_connections,
+    )
+    code = await serve(client, settings, standby=standby)
+    raise typer.Exit(code)
+
+
+async def janitor(url: _Url = None, config: _Config = None) -> None:
+    """Clean up now and then: old dead letters, groups that are gone, lost jobs."""
+    from ..shared.config_load import load_config
+    from ..shared.connection import find_pool
+    from ..shared.logging import configure
+    from .orchestrator import serve
+
+    settings = load_config(config).config
+    configure(settings.log, "janitor")
+    code = await serve(find_pool(url or settings.redis.url), settings)
+    raise typer.Exit(code)

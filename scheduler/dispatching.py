@@ -1,0 +1,209 @@
+"""Plans, and sends the planned batches to their groups."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import redis.asyncio
+import structlog
+
+from ..shared.errors import PromptTooLong
+from ..shared.keys import Keys
+from ..shared.scripts import DispatchItem, DispatchReply, Scripts
+from .bell import heard
+from .clock import ArrivalRate, RedisClock
+from .groups import view_of
+from .leader import LeadershipLost
+from .policy import plan
+from .refusing import Refuser
+from .snapshot import Batch, Fairness, GroupView, Snapshot, WaitingJob
+from .waiting import Ready, WaitingRoom
+
+SWEEP_S: Final = 5.0
+"""How often jobs in memory are compared with their records."""
+SWEEP_JOBS: Final = 512
+CREDIT_RETRY_S: Final = 0.01
+"""A group promised less than was read; look again after this."""
+_log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """Gives ready jobs to groups, as the policy says.
+
+    Args:
+        client: Redis.
+        scripts: The shard's scripts.
+        keys: Its names.
+        fence: The active scheduler's number.
+        name: Unique to this leadership; begins every batch's name.
+        room: Ready jobs.
+        refuser: Ends what can never run.
+        clock: The clock of Redis.
+        arrivals: Rate of new jobs.
+        max_wait_ms: Longest wait for a fuller batch.
+        tick_s: Longest time between two looks while jobs wait.
+        lease_ms: How long a group has to start what it was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: "redis.asyncio.Redis",
+        scripts: Scripts,
+        keys: Keys,
+        fence: int,
+        name: str,
+        room: WaitingRoom,
+        refuser: Refuser,
+        clock: RedisClock,
+        arrivals: ArrivalRate,
+        max_wait_ms: int,
+        tick_s: float,
+        lease_ms: int,
+    ) -> None:
+        self._client = client
+        self._scripts = scripts
+        self._keys = keys
+        self._fence = fence
+        self._room = room
+        self._refuser = refuser
+        self._clock = clock
+        self._arrivals = arrivals
+        self._max_wait_ms = max_wait_ms
+        self._tick_s = tick_s
+        self._lease_ms = lease_ms
+        self._batch_names = (f"{name}-{n}" for n in itertools.count(1))
+        self._fairness = Fairness()
+        self._swept_at = 0.0
+        self.changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Plans whenever something changed, and at every tick while jobs wait."""
+        while True:
+            self.changed.clear()
+            wait_s = await self.step()
+            await heard(self.changed, wait_s)
+
+    async def step(self) -> float | None:
+        """Dispatches what can go now.
+
+        Returns:
+            Seconds after which to look again; None: not before something changes.
+        """
+        if not len(self._room):
+            return None
+        await self._sweep()
+        groups = [v for i in await self._scripts.groups() if (v := view_of(i))]
+        now_ms = self._clock.now_ms()
+        self._room.take_all(self._room.expired(now_ms))
+        snapshot = Snapshot(
+            jobs=self._room.candidates(),
+            groups=tuple(groups),
+            fairness=self._fairness,
+            arrivals_per_s=self._arrivals.per_second(),
+            max_wait_ms=self._max_wait_ms,
+        )
+        made = plan(snapshot, now_ms)
+        self._fairness = made.fairness
+        await self._refuse(made.impossible, groups)
+        complete = await asyncio.gather(*(self._send(b) for b in made.batches))
+        if not all(complete):
+            return CREDIT_RETRY_S
+        if made.wake_in_ms is not None:
+            return min(made.wake_in_ms / 1000, self._tick_s)
+        return self._tick_s if len(self._room) else None
+
+    async def _send(self, batch: Batch) -> bool:
+        """Dispatches one batch; whether the group had the credit that was read."""
+        items: list[DispatchItem] = []
+        sent: list[Ready] = []
+        for assignment in batch.assignments:
+            # Out of the room before the call: the job may come back through
+            # `resume` before the reply is here.
+            ready = self._room.take(assignment.job_id)
+            if ready is None:
+                continue
+            sent.append(ready)
+            items.append(
+                DispatchItem(
+                    job_id=assignment.job_id,
+                    tokens=assignment.tokens,
+                    token_ids=ready.token_ids,
+                    cost_blocks=assignment.cost_blocks,
+                    bucket=batch.bucket,
+                    entry_key=ready.stream,
+                    entry_id=ready.entry_id,
+                )
+            )
+        name = next(self._batch_names)
+        replies = await self._scripts.dispatch(
+            fence=self._fence,
+            group=batch.group,
+            batch=name,
+            lease_ms=self._lease_ms,
+            items=items,
+        )
+        _log.debug(
+            "batch",
+            batch=name,
+            group=batch.group,
+            job_class=batch.job_class,
+            bucket=batch.bucket,
+            jobs=len(items),
+            tokens=batch.tokens,
+        )
+        return self._settle(sent, replies)
+
+    def _settle(self, sent: Sequence[Ready], replies: Sequence[DispatchReply]) -> bool:
+        complete = True
+        for ready, reply in zip(sent, replies, strict=True):
+            if reply.status == "fenced":
+                raise LeadershipLost
+            if reply.status == "no_credit":
+                self._room.add(ready)
+                complete = False
+        return complete
+
+    async def _refuse(
+        self, job_ids: Sequence[str], groups: Sequence[GroupView]
+    ) -> None:
+        for job_id in job_ids:
+            ready = self._room.take(job_id)
+            if ready is not None:
+                await self._refuser.fail(job_id, _too_large(ready.job, groups))
+
+    async def _sweep(self) -> None:
+        """Forgets jobs that were cancelled or expired while they waited here."""
+        now = asyncio.get_running_loop().time()
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        before = self._clock.now_ms() - SWEEP_S * 1000
+        old = [r.job.id for r in self._room if r.job.enqueued_ms < before]
+        if not old:
+            return
+        pipe = self._client.pipeline(transaction=False)
+        for job_id in old[:SWEEP_JOBS]:
+            pipe.hget(self._keys.job(job_id), "state")
+        states = await pipe.execute(raise_on_error=False)
+        self._room.take_all(
+            job_id
+            for job_id, state in zip(old, states, strict=False)
+            if state != b"queued"
+        )
+
+
+def _too_large(job: WaitingJob, groups: Sequence[GroupView]) -> PromptTooLong:
+    """Names what the job needs and what the largest live group has."""
+    largest = max(groups, key=lambda group: group.total_blocks * group.block_size)
+    need = largest.cost_blocks(job) * largest.block_size
+    have = largest.total_blocks * largest.block_size
+    if job.tokens >= largest.max_context:
+        need, have = job.tokens, largest.max_context
+    return PromptTooLong(
+        "prompt",
+        f"has {job.tokens} tokens and, with {job.max_tokens} output tokens for each of "
+        f"{job.choices} choices, needs {need}; the largest live worker holds {have}: "
+        "shorten the prompt, lower max_tokens or n, or start a larger worker",
+    )

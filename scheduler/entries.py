@@ -1,0 +1,133 @@
+"""Entries of the waiting streams, as any client may have written them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from ..shared.errors import ProtocolError, UnknownJob
+from ..shared.keys import JobId, Keys
+from ..shared.messages import JobClass
+from ..shared.validate import MAX_PRIORITY, TENANT
+
+_MOST: Final = 2**53
+"""Numbers beyond this are no milliseconds, bytes or tokens."""
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """One stream of waiting jobs."""
+
+    key: str
+    job_class: JobClass | None
+    """None for `resume`, whose entries name their class."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One waiting job as its stream describes it."""
+
+    job_id: str
+    stream: str
+    entry_id: str
+    job_class: JobClass
+    priority: int
+    tenant: str
+    deadline_ms: int | None
+    num_bytes: int
+    enqueued_ms: int
+    resumed: bool
+
+
+def lane_stream(keys: Keys, member: bytes) -> Stream | None:
+    """Returns the stream of a member of `lanes`, or None when it names no lane.
+
+    Args:
+        keys: The shard's names.
+        member: `<class>:<bucket>:<lane>`.
+    """
+    parts = member.decode(errors="replace").split(":")
+    if len(parts) != 3 or not parts[2].isdecimal() or parts[0] not in set(JobClass):
+        return None
+    return Stream(keys.queue(parts[0], parts[1], int(parts[2])), JobClass(parts[0]))
+
+
+def parse_entry(
+    keys: Keys,
+    stream: Stream,
+    entry_id: bytes,
+    fields: Mapping[bytes, bytes],
+    now_ms: int,
+) -> Entry:
+    """Reads one entry.
+
+    Args:
+        keys: Names of the shard it was found in.
+        stream: Where it stands.
+        entry_id: Its stream id.
+        fields: Its fields.
+        now_ms: The clock of Redis: no entry is from the future.
+
+    Raises:
+        ProtocolError: A field is missing or cannot be what it should be.
+    """
+    job_id = _text(fields, b"id")
+    try:
+        parsed = JobId.parse(job_id)
+    except UnknownJob as error:
+        raise ProtocolError(f"field id: {error}") from None
+    if parsed.model != keys.model or parsed.partition != keys.partition:
+        raise ProtocolError(
+            f"field id: job {job_id} belongs to another shard than {keys.shard}"
+        )
+    job_class = stream.job_class or _job_class(fields)
+    tenant = _text(fields, b"tenant")
+    if not TENANT.fullmatch(tenant):
+        raise ProtocolError(f"field tenant: '{tenant[:80]}' cannot be a tenant")
+    deadline = fields.get(b"deadline", b"")
+    name = entry_id.decode()
+    return Entry(
+        job_id=job_id,
+        stream=stream.key,
+        entry_id=name,
+        job_class=job_class,
+        priority=_number(fields, b"priority", -MAX_PRIORITY, MAX_PRIORITY),
+        tenant=tenant,
+        deadline_ms=_number(fields, b"deadline", 0, _MOST) if deadline else None,
+        num_bytes=_number(fields, b"bytes", 0, _MOST) if b"bytes" in fields else 0,
+        enqueued_ms=min(int(name.partition("-")[0]), now_ms),
+        resumed=stream.job_class is None,
+    )
+
+
+def _job_class(fields: Mapping[bytes, bytes]) -> JobClass:
+    name = _text(fields, b"class")
+    try:
+        return JobClass(name)
+    except ValueError:
+        raise ProtocolError(
+            f"field class: '{name[:80]}'; expected interactive or bulk"
+        ) from None
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
+    try:
+        return fields[name].decode()
+    except KeyError:
+        raise ProtocolError(f"field {name.decode()} is missing") from None
+    except UnicodeDecodeError:
+        raise ProtocolError(f"field {name.decode()} is not UTF-8") from None
+
+
+def _number(fields: Mapping[bytes, bytes], name: bytes, least: int, most: int) -> int:
+    raw = fields.get(name)
+    if raw is None:
+        raise ProtocolError(f"field {name.decode()} is missing")
+    try:
+        value = int(raw) if len(raw) <= 20 else most + 1
+    except ValueError:
+        value = most + 1
+    if not least <= value <= most:
+        raise ProtocolError(
+            f"field {name.decode()}: {raw[:40]!r}; expected a whole number from "
+            f"{least} to {most}"
+        )
+    return value

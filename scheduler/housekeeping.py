@@ -1,0 +1,169 @@
+"""What the janitor does in Redis: trimming, forgetting groups, mending orphans.
+
+An orphan is a job whose record and place disagree, as after a restart of Redis that
+lost its last writes: active without a lease, waiting without an entry. Each is mended
+in a transaction that watches its record, so that no transition is undone.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Final, cast
+
+import redis.asyncio
+import redis.exceptions
+import structlog
+
+from ..shared.keys import MODEL_NAME, SHARDS, Keys
+from ..shared.lifecycle import ACTIVE, State
+from ..shared.scripts import Scripts
+
+DEAD_LETTER_AGE_MS: Final = 7 * 86_400_000
+"""Dead letters are kept for a week."""
+DONE_AGE_MS: Final = 86_400_000
+"""Terminal events are kept for a day."""
+SILENT_GROUP_MS: Final = 600_000
+"""A group without hash and heartbeat for this long is removed."""
+SCAN_COUNT: Final = 500
+SCAN_PAUSE_S: Final = 0.01
+"""Between two parts of a scan: the queue comes first."""
+_ENTRY_FIELDS: Final = (
+    *("tokens", "max_tokens", "priority", "deadline", "tenant", "bytes"),
+    *("class", "bucket"),
+)
+_log = structlog.get_logger(__name__)
+
+
+async def shards(client: "redis.asyncio.Redis") -> list[Keys]:
+    """Returns the names of every shard, in order."""
+    members = cast("set[bytes]", await client.smembers(SHARDS))  # type: ignore[misc]
+    found = []
+    for member in sorted(members):
+        model, _, partition = member.decode(errors="replace").rpartition(":")
+        if MODEL_NAME.fullmatch(model) and partition.isdecimal():
+            found.append(Keys(model, int(partition)))
+    return found
+
+
+async def now_ms(client: "redis.asyncio.Redis") -> int:
+    """Returns the time of Redis in milliseconds."""
+    seconds, microseconds = await client.time()
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+async def trim(client: "redis.asyncio.Redis", keys: Keys) -> dict[str, int]:
+    """Removes old dead letters and terminal events.
+
+    Returns:
+        How many entries of each went.
+    """
+    now = await now_ms(client)
+    dead = await client.xtrim(
+        keys.dead, minid=str(now - DEAD_LETTER_AGE_MS), approximate=False
+    )
+    done = await client.xtrim(
+        keys.done, minid=str(now - DONE_AGE_MS), approximate=False
+    )
+    return {"dead_letters": int(dead), "events": int(done)}
+
+
+async def forget_groups(client: "redis.asyncio.Redis", keys: Keys) -> int:
+    """Removes groups that have expired and been silent for long; their number."""
+    oldest = await now_ms(client) - SILENT_GROUP_MS
+    silent = cast(
+        "list[bytes]", await client.zrangebyscore(keys.groups, "-inf", oldest)
+    )
+    scripts, removed = Scripts(client, keys), 0
+    for group in (name.decode(errors="replace") for name in silent):
+        if not await client.exists(keys.group(group)):
+            await scripts.leave(group)
+            removed += 1
+    return removed
+
+
+async def mend_orphans(client: "redis.asyncio.Redis", keys: Keys) -> dict[str, int]:
+    """Puts every job back where its record says it is.
+
+    Returns:
+        How many jobs were mended, by the state they were in.
+    """
+    mended: Counter[str] = Counter()
+    async for job_id in _job_ids(client, keys):
+        state = await _mend(client, keys, job_id)
+        if state is not None:
+            mended[state] += 1
+            _log.warning("orphan_mended", job=job_id, state=state)
+    return dict(mended)
+
+
+async def _job_ids(client: "redis.asyncio.Redis", keys: Keys) -> AsyncIterator[str]:
+    prefix, cursor = keys.job(""), 0
+    while True:
+        cursor, names = await client.scan(cursor, match=f"{prefix}*", count=SCAN_COUNT)
+        for name in names:
+            yield name.decode(errors="replace").removeprefix(prefix)
+        if not cursor:
+            return
+        await asyncio.sleep(SCAN_PAUSE_S)
+
+
+async def _mend(client: "redis.asyncio.Redis", keys: Keys, job_id: str) -> str | None:
+    """Mends one job; its state when there was something to mend."""
+    async with client.pipeline(transaction=True) as pipe:
+        try:
+            # Watching `resume` as well: the new entry's id is chosen here.
+            await pipe.watch(keys.job(job_id), keys.resume)
+            raw = await pipe.hgetall(keys.job(job_id))  # type: ignore[misc]
+            record = {k.decode(): v.decode(errors="replace") for k, v in raw.items()}
+            if not await _is_orphan(pipe, keys, job_id, record):
+                return None
+            state, now = str(record["state"]), await now_ms(client)
+            entry_id = await _next_id(pipe, keys.resume, now)
+            pipe.multi()  # type: ignore[no-untyped-call]
+            if state == State.QUEUED:
+                entry = {"id": job_id, "kind": "orphan"}
+                entry |= {name: record.get(name, "") for name in _ENTRY_FIELDS}
+                pipe.xadd(keys.resume, entry, id=entry_id)  # type: ignore[arg-type]
+                place = {"entry": entry_id, "entry_key": keys.resume}
+                pipe.hset(keys.job(job_id), mapping=place)
+                pipe.publish(keys.bell, "orphan")
+            else:
+                due = keys.lease if state in ACTIVE else keys.delayed
+                pipe.zadd(due, {job_id: now}, nx=True)
+            await pipe.execute()
+        except redis.exceptions.WatchError:
+            return None  # something moved meanwhile; the next sweep looks again
+        except redis.exceptions.ResponseError as error:
+            _log.warning("record_unreadable", job=job_id, error=str(error))
+            return None
+        return state
+
+
+async def _next_id(pipe: "redis.asyncio.client.Pipeline", stream: str, now: int) -> str:
+    """An id that the stream will accept."""
+    if not await pipe.exists(stream):
+        return f"{now}-0"
+    last = (await pipe.xinfo_stream(stream))["last-generated-id"].decode()
+    milliseconds, _, sequence = last.partition("-")
+    if int(milliseconds) < now:
+        return f"{now}-0"
+    return f"{milliseconds}-{int(sequence) + 1}"
+
+
+async def _is_orphan(
+    pipe: "redis.asyncio.client.Pipeline",
+    keys: Keys,
+    job_id: str,
+    record: dict[str, str],
+) -> bool:
+    state = record.get("state", "")
+    if state in ACTIVE:
+        return await pipe.zscore(keys.lease, job_id) is None
+    if state in (State.DELAYED, State.RETRYING):
+        return await pipe.zscore(keys.delayed, job_id) is None
+    if state != State.QUEUED:
+        return False
+    stream, entry = record.get("entry_key", ""), record.get("entry", "")
+    if not stream or not entry:
+        return True
+    return not await pipe.xrange(stream, entry, entry)

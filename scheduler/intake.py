@@ -1,0 +1,184 @@
+"""From entries in Redis to ready jobs: fetch, check, tokenize, or refuse."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final, cast
+
+import redis.asyncio
+
+from ..shared.errors import ProtocolError
+from ..shared.keys import Keys, bucket_of
+from ..shared.messages import ModelCard
+from .bell import heard
+from .cards import CardReader
+from .clock import ArrivalRate, RedisClock
+from .entries import Entry, parse_entry
+from .reading import LaneReader, RawEntry
+from .refusing import Refuser
+from .snapshot import WaitingJob
+from .tokenizing import Outcome, Prepared, RawJob, TokenizerThread
+from .waiting import Ready, WaitingRoom
+
+CHUNK_JOBS: Final = 256
+"""Jobs fetched and tokenized at once."""
+CHUNK_BYTES: Final = 256 * 1024
+"""Payload of a chunk: the tokenizer's thread is not held longer by one class."""
+POLL_S: Final = 0.5
+"""How often the lanes are looked at when no bell rings."""
+
+
+class Intake:
+    """Fills the waiting room with the jobs of one class.
+
+    Args:
+        client: Redis.
+        keys: The shard's names.
+        reader: The lanes of this class.
+        room: Where ready jobs go.
+        tokenizers: The process's tokenizer thread.
+        cards: The model's card.
+        refuser: Ends what can never run.
+        clock: The clock of Redis.
+        arrivals: Counts new jobs.
+        buckets: Upper bounds of the length buckets.
+        max_bytes: Longest payload.
+        changed: Set when jobs became ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: "redis.asyncio.Redis",
+        keys: Keys,
+        reader: LaneReader,
+        room: WaitingRoom,
+        tokenizers: TokenizerThread,
+        cards: CardReader,
+        refuser: Refuser,
+        clock: RedisClock,
+        arrivals: ArrivalRate,
+        buckets: tuple[int, ...],
+        max_bytes: int,
+        changed: asyncio.Event,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._reader = reader
+        self._room = room
+        self._tokenizers = tokenizers
+        self._cards = cards
+        self._refuser = refuser
+        self._clock = clock
+        self._arrivals = arrivals
+        self._buckets = buckets
+        self._max_bytes = max_bytes
+        self._changed = changed
+        self.bell = asyncio.Event()
+
+    async def run(self) -> None:
+        """Reads whenever the bell rings, and now and then, until cancelled."""
+        while True:
+            self.bell.clear()
+            # Another read follows at once while there is more: a bell rings once.
+            while await self.step():
+                pass
+            await heard(self.bell, POLL_S)
+
+    async def step(self) -> bool:
+        """Takes in what can be read now; whether there was anything."""
+        card = await self._cards.current()
+        if card is None or not await self._tokenizers.ready(self._client, card):
+            return False
+        raw = await self._reader.read()
+        for chunk in _chunks(await self._parsed(raw)):
+            await self._take_in(chunk, card)
+        return bool(raw)
+
+    async def _parsed(self, raw: Sequence[RawEntry]) -> list[Entry]:
+        entries: list[Entry] = []
+        for stream, entry_id, fields in raw:
+            try:
+                entry = parse_entry(
+                    self._keys, stream, entry_id, fields, self._clock.now_ms()
+                )
+                if entry.job_id in self._room and not entry.resumed:
+                    raise ProtocolError(f"job {entry.job_id} is in a lane already")
+            except ProtocolError as error:
+                await self._refuser.bury(stream.key, entry_id.decode(), error)
+                continue
+            entries.append(entry)
+        return entries
+
+    async def _take_in(self, entries: Sequence[Entry], card: ModelCard) -> None:
+        raw, known = await self._fetch(entries)
+        outcomes = await self._tokenizers.prepare(raw, card, self._max_bytes)
+        refused: list[tuple[Entry, Outcome]] = []
+        num_bytes = num_tokens = 0
+        for entry, outcome in zip(known, outcomes, strict=True):
+            if not isinstance(outcome, Prepared):
+                refused.append((entry, outcome))
+                continue
+            self._room.add(self._ready(entry, outcome))
+            num_bytes += outcome.text_bytes
+            num_tokens += outcome.tokens if outcome.text_bytes else 0
+        self._arrivals.add(len(known))
+        if len(refused) < len(known):
+            self._changed.set()
+        for entry, outcome in refused:
+            if isinstance(outcome, ProtocolError):
+                await self._refuser.bury(entry.stream, entry.entry_id, outcome)
+            if not isinstance(outcome, Prepared):
+                await self._refuser.fail(entry.job_id, outcome)
+        await self._cards.learn(num_bytes, num_tokens)
+
+    async def _fetch(
+        self, entries: Sequence[Entry]
+    ) -> tuple[list[RawJob], list[Entry]]:
+        """Reads payloads (and ids of resumed jobs); buries entries without one."""
+        names = [self._keys.input(entry.job_id) for entry in entries]
+        resumed = [entry for entry in entries if entry.resumed]
+        names += [self._keys.ids(entry.job_id) for entry in resumed]
+        values = cast("list[bytes | None]", await self._client.mget(names))
+        ids = dict(
+            zip([e.job_id for e in resumed], values[len(entries) :], strict=True)
+        )
+        raw: list[RawJob] = []
+        known: list[Entry] = []
+        for entry, payload in zip(entries, values[: len(entries)], strict=True):
+            if payload is None:
+                error = ProtocolError(f"there is no input of job {entry.job_id}")
+                await self._refuser.bury(entry.stream, entry.entry_id, error)
+                await self._refuser.fail(entry.job_id, error)
+                continue
+            raw.append(RawJob(payload, ids.get(entry.job_id)))
+            known.append(entry)
+        return raw, known
+
+    def _ready(self, entry: Entry, size: Prepared) -> Ready:
+        job = WaitingJob(
+            id=entry.job_id,
+            tokens=size.tokens,
+            max_tokens=size.max_tokens,
+            choices=size.choices,
+            job_class=entry.job_class,
+            bucket=bucket_of(size.tokens, self._buckets),
+            priority=entry.priority,
+            tenant=entry.tenant,
+            enqueued_ms=entry.enqueued_ms,
+            deadline_ms=entry.deadline_ms,
+        )
+        return Ready(job, size.token_ids, entry.stream, entry.entry_id)
+
+
+def _chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    chunk: list[Entry] = []
+    size = 0
+    for entry in entries:
+        full = len(chunk) >= CHUNK_JOBS or size + entry.num_bytes > CHUNK_BYTES
+        if chunk and full:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += entry.num_bytes
+    if chunk:
+        yield chunk

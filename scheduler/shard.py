@@ -1,0 +1,185 @@
+"""The scheduler of one shard: standby, then leader, then standby again."""
+
+import asyncio
+import secrets
+from typing import Final
+
+import redis.asyncio
+import structlog
+
+from ..shared.config import Config
+from ..shared.keys import Keys
+from ..shared.messages import JobClass
+from ..shared.scripts import Scripts
+from .bell import listen
+from .cards import CardReader
+from .clock import ArrivalRate, RedisClock
+from .dispatching import Dispatcher
+from .intake import Intake
+from .leader import Leadership, LeadershipLost
+from .outage import REDIS_ERRORS, Outage
+from .reading import LaneReader
+from .reaper import Reaper
+from .refusing import Refuser
+from .tokenizing import TokenizerThread
+from .waiting import WaitingRoom
+
+RESTART_S: Final = 1.0
+"""Wait after a failure that is neither Redis nor leadership: a bug, logged in full."""
+SETTLE_S: Final = 2.0
+"""All parts working for this long end an outage."""
+RELEASE_S: Final = 2.0
+"""Longest time spent on giving the lease back; it ends by itself otherwise."""
+_log = structlog.get_logger(__name__)
+
+
+class ShardScheduler:
+    """Schedules one shard for as long as it holds the lease.
+
+    Args:
+        client: Redis.
+        shard: Member of `tm:shards`.
+        config: The pool's settings.
+        tokenizers: The process's tokenizer thread.
+    """
+
+    def __init__(
+        self,
+        client: "redis.asyncio.Redis",
+        shard: str,
+        config: Config,
+        tokenizers: TokenizerThread,
+    ) -> None:
+        self._client = client
+        self._keys = Keys.of_shard(shard)
+        self._config = config
+        self._tokenizers = tokenizers
+        self._scripts = Scripts(client, self._keys)
+        self._outage = Outage(shard)
+        self._fence: int | None = None
+        self._owner = f"s-{secrets.token_hex(8)}"
+        self._leadership = Leadership(
+            self._scripts, self._owner, config.scheduler.leader_lease_ms
+        )
+
+    async def run(self) -> None:
+        """Runs until cancelled; then gives the lease back."""
+        try:
+            while True:
+                await self._once()
+        finally:
+            await self._release()
+
+    async def _once(self) -> None:
+        """One turn as standby and leader; whatever ends it, the next starts clean."""
+        try:
+            fence = await self._leadership.wait()
+            if fence != self._fence:
+                _log.info("active", shard=self._keys.shard, fence=fence)
+            self._fence = fence
+            await self._lead(fence)
+        except* LeadershipLost:
+            _log.warning("leadership_lost", shard=self._keys.shard)
+        except* REDIS_ERRORS as group:
+            await self._outage.wait(group.exceptions[0])
+        except* Exception as group:  # noqa: BLE001 - other shards must go on
+            _log.exception("scheduler_failed", shard=self._keys.shard, exc_info=group)
+            await asyncio.sleep(RESTART_S)
+
+    async def _settle(self) -> None:
+        """Ends an outage only once all parts have worked for a while.
+
+        A call that Redis goes on refusing then meets a growing backoff, logged once.
+        """
+        await asyncio.sleep(SETTLE_S)
+        self._outage.over()
+
+    async def _release(self) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await self._leadership.release()
+        except REDIS_ERRORS as error:
+            _log.warning("lease_not_released", shard=self._keys.shard, error=str(error))
+
+    async def _lead(self, fence: int) -> None:
+        """Runs all parts until one fails. All state is new and starts at entry 0."""
+        room, arrivals, clock = WaitingRoom(), ArrivalRate(), RedisClock()
+        clock.observe(*await self._client.time())
+        refuser = Refuser(self._scripts, fence)
+        dispatcher = self._dispatcher(fence, room, refuser, clock, arrivals)
+        intakes = self._intakes(room, refuser, clock, arrivals, dispatcher.changed)
+        reaper = Reaper(
+            client=self._client,
+            scripts=self._scripts,
+            keys=self._keys,
+            fence=fence,
+            clock=clock,
+            max_lease_losses=self._config.scheduler.max_lease_losses,
+        )
+        bells = [dispatcher.changed, *(intake.bell for intake in intakes)]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._settle())
+            tasks.create_task(self._leadership.keep(fence))
+            tasks.create_task(listen(self._client, self._keys.bell, bells))
+            tasks.create_task(dispatcher.run())
+            tasks.create_task(reaper.run())
+            for intake in intakes:
+                tasks.create_task(intake.run())
+
+    def _intakes(
+        self,
+        room: WaitingRoom,
+        refuser: Refuser,
+        clock: RedisClock,
+        arrivals: ArrivalRate,
+        changed: asyncio.Event,
+    ) -> list[Intake]:
+        """One for each class, so that bulk text does not delay a short question."""
+        cards = CardReader(self._client, self._keys.model)
+        return [
+            Intake(
+                client=self._client,
+                keys=self._keys,
+                reader=LaneReader(
+                    self._client,
+                    self._keys,
+                    job_class,
+                    room,
+                    self._config.scheduler.read_ahead,
+                ),
+                room=room,
+                tokenizers=self._tokenizers,
+                cards=cards,
+                refuser=refuser,
+                clock=clock,
+                arrivals=arrivals,
+                buckets=self._config.pool.buckets,
+                max_bytes=self._config.limits.max_payload_bytes,
+                changed=changed,
+            )
+            for job_class in JobClass
+        ]
+
+    def _dispatcher(
+        self,
+        fence: int,
+        room: WaitingRoom,
+        refuser: Refuser,
+        clock: RedisClock,
+        arrivals: ArrivalRate,
+    ) -> Dispatcher:
+        settings = self._config.scheduler
+        return Dispatcher(
+            client=self._client,
+            scripts=self._scripts,
+            keys=self._keys,
+            fence=fence,
+            name=f"{self._owner}-{fence}",
+            room=room,
+            refuser=refuser,
+            clock=clock,
+            arrivals=arrivals,
+            max_wait_ms=settings.max_wait_ms,
+            tick_s=settings.tick_ms / 1000,
+            lease_ms=self._config.worker.lease_ms,
+        )

@@ -1,0 +1,124 @@
+"""What the policy sees and what it decides. Frozen values, no I/O."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..shared.messages import JobClass
+
+
+class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A tokenized job that no group holds."""
+
+    id: str
+    tokens: int
+    """Exact prompt length."""
+    max_tokens: int
+    """Most output tokens per choice."""
+    choices: int = 1
+    job_class: JobClass = JobClass.INTERACTIVE
+    bucket: str
+    """By exact prompt length."""
+    priority: int = 0
+    """A smaller number is more urgent."""
+    tenant: str
+    enqueued_ms: int
+    """By the clock of Redis, as all times here."""
+    deadline_ms: int | None = None
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A live worker group: its size and what is not yet promised of it."""
+
+    group: str
+    total_blocks: int
+    max_running: int
+    batch_tokens: int
+    """Prefill budget: prompt tokens that may be promised and not yet prefilled."""
+    block_size: int
+    max_context: int
+    free_blocks: int
+    free_running: int
+    free_tokens: int
+    """Below zero while a prompt larger than the budget is prefilled alone."""
+    step_ms: float = 0.0
+    """Measured mean time of an engine step; 0 while nothing was measured."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is promised to it."""
+        return self.free_running >= self.max_running
+
+    def cost_blocks(self, job: WaitingJob) -> int:
+        """KV blocks for prompt and full output of every choice.
+
+        Reserved in full, so that the engine never runs out in mid-generation.
+        """
+        longest = min(job.tokens + job.max_tokens, self.max_context)
+        return job.choices * -(-longest // self.block_size)
+
+    def could_hold(self, job: WaitingJob) -> bool:
+        """Whether the job would fit if the group were empty."""
+        fits_context = job.tokens < self.max_context
+        return fits_context and self.cost_blocks(job) <= self.total_blocks
+
+
+class Fairness(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy remembers between two plans."""
+
+    clock: float = 0.0
+    """Virtual time: the account of the tenant that was served last."""
+    served: Mapping[str, float] = {}
+    """Tenant -> tokens it was given, divided by its weight, since it joined."""
+    served_at_ms: Mapping[str, int] = {}
+    """Tenant -> when it was last given anything."""
+    since_bulk: int = 0
+    """Interactive tokens given out since bulk had a turn of its own."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a plan depends on, besides the time."""
+
+    jobs: tuple[WaitingJob, ...]
+    groups: tuple[GroupView, ...]
+    fairness: Fairness = Fairness()
+    arrivals_per_s: float = 0.0
+    """Measured rate of new jobs."""
+    max_wait_ms: int = 200
+    """Longest wait for a fuller batch."""
+    weights: Mapping[str, float] = {}
+    """Tenant -> share; 1 where absent."""
+
+
+class Assignment(msgspec.Struct, frozen=True, gc=False):
+    """One job of a batch."""
+
+    job_id: str
+    tokens: int
+    cost_blocks: int
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of one class and one bucket for one group."""
+
+    group: str
+    job_class: JobClass
+    bucket: str
+    assignments: tuple[Assignment, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens in all."""
+        return sum(assignment.tokens for assignment in self.assignments)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now, and when to look again."""
+
+    batches: tuple[Batch, ...] = ()
+    wake_in_ms: int | None = None
+    """When a held batch is to go; None: nothing is held back for time's sake."""
+    fairness: Fairness = Fairness()
+    """For the next snapshot."""
+    impossible: tuple[str, ...] = ()
+    """Jobs that no live group could hold even if it were empty."""

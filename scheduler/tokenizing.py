@@ -1,0 +1,179 @@
+"""Decoding, checking and tokenizing, on one thread that alone owns the tokenizers."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+import redis.asyncio
+import structlog
+
+from ..shared.errors import (
+    InvalidRequest,
+    ModelLoadError,
+    PromptTooLong,
+    ProtocolError,
+)
+from ..shared.keys import tokenizer_key
+from ..shared.messages import JobRequest, ModelCard
+from ..shared.tokens import (
+    BYTES,
+    Tokenizer,
+    ids_from_bytes,
+    ids_to_bytes,
+    load_tokenizer,
+)
+from ..shared.validate import check_payload, decode_request, validate_request
+
+RETRY_LOAD_S: Final = 5.0
+"""A tokenizer that could not be loaded is tried again after this long."""
+_log = structlog.get_logger(__name__)
+
+
+class RawJob(msgspec.Struct, frozen=True):
+    """What Redis has of a job that is to be tokenized."""
+
+    payload: bytes
+    token_ids: bytes | None
+    """From an earlier dispatch; the text is then not tokenized again."""
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A job's exact size."""
+
+    tokens: int
+    token_ids: bytes
+    """Little-endian int32."""
+    max_tokens: int
+    choices: int
+    text_bytes: int
+    """Bytes of the user's text; 0 where it was not tokenized now."""
+
+
+Outcome = Prepared | InvalidRequest | ProtocolError
+"""ProtocolError: the bytes are no request at all."""
+
+
+def prepare(
+    raw: Sequence[RawJob], tokenizer: Tokenizer, card: ModelCard, max_bytes: int
+) -> list[Outcome]:
+    """Decodes, checks and tokenizes requests; an error stands for its job alone.
+
+    Args:
+        raw: The jobs.
+        tokenizer: The model's; used by this thread alone.
+        card: The model's limits.
+        max_bytes: Longest payload.
+
+    Returns:
+        One outcome for each, in order.
+    """
+    outcomes: list[Outcome | None] = [None] * len(raw)
+    pending: list[tuple[int, JobRequest]] = []
+    for index, job in enumerate(raw):
+        try:
+            request = _decoded(job.payload, card, max_bytes)
+            if job.token_ids:
+                ids = ids_from_bytes(job.token_ids)
+                outcomes[index] = _sized(request, ids, job.token_ids, 0, card)
+            else:
+                pending.append((index, request))
+        except (InvalidRequest, ProtocolError) as error:
+            outcomes[index] = error
+    encoded = tokenizer.encode_requests([r for _, r in pending], card.max_context)
+    for (index, request), ids_or_error in zip(pending, encoded, strict=True):
+        if isinstance(ids_or_error, InvalidRequest):
+            outcomes[index] = ids_or_error
+            continue
+        packed, size = ids_to_bytes(ids_or_error), _text_bytes(request)
+        try:
+            outcomes[index] = _sized(request, ids_or_error, packed, size, card)
+        except PromptTooLong as error:
+            outcomes[index] = error
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _decoded(payload: bytes, card: ModelCard, max_bytes: int) -> JobRequest:
+    check_payload(payload, max_bytes)
+    try:
+        request = decode_request(payload)
+    except InvalidRequest as error:
+        if error.field in {"request", "prompt"}:
+            raise ProtocolError(f"the payload is no request: {error}") from error
+        raise
+    validate_request(request, card)
+    return request
+
+
+def _text_bytes(request: JobRequest) -> int:
+    contents = [message.content for message in request.messages or ()]
+    return sum(len(text.encode()) for text in (request.text or "", *contents))
+
+
+def _sized(
+    request: JobRequest, ids: list[int], packed: bytes, size: int, card: ModelCard
+) -> Prepared:
+    asked = request.sampling.max_tokens
+    if len(ids) + asked > card.max_context:
+        raise PromptTooLong(
+            "max_tokens",
+            f"the prompt has {len(ids)} tokens and max_tokens is {asked}, together "
+            f"{len(ids) + asked}; the model holds {card.max_context}: ask for at most "
+            f"{max(card.max_context - len(ids), 0)} or shorten the prompt",
+        )
+    return Prepared(len(ids), packed, asked, request.sampling.n, size)
+
+
+class TokenizerThread:
+    """Runs `prepare` off the event loop. Tokenizers never meet a second thread."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._loaded: dict[str, Tokenizer] = {BYTES: load_tokenizer(BYTES)}
+        self._retry_at: dict[str, float] = {}
+
+    async def ready(self, client: "redis.asyncio.Redis", card: ModelCard) -> bool:
+        """Makes sure that the model's tokenizer is loaded.
+
+        Returns:
+            False while it cannot be had; the cause is logged.
+        """
+        fingerprint = card.tokenizer
+        if fingerprint in self._loaded:
+            return True
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._retry_at.get(fingerprint, 0.0):
+            return False
+        self._retry_at[fingerprint] = loop.time() + RETRY_LOAD_S
+        bundle = await client.get(tokenizer_key(fingerprint))
+        if bundle is None:
+            _log.warning("tokenizer_missing", model=card.model, tokenizer=fingerprint)
+            return False
+        try:
+            tokenizer = await loop.run_in_executor(
+                self._executor, load_tokenizer, bundle
+            )
+        except (ModelLoadError, ProtocolError) as error:
+            _log.error("tokenizer_unusable", model=card.model, error=str(error))
+            return False
+        _log.info("tokenizer_loaded", model=card.model, tokenizer=fingerprint)
+        self._loaded[fingerprint] = tokenizer
+        return True
+
+    async def prepare(
+        self, raw: Sequence[RawJob], card: ModelCard, max_bytes: int
+    ) -> list[Outcome]:
+        """See `prepare`; `ready` was true for this card."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor,
+            prepare,
+            raw,
+            self._loaded[card.tokenizer],
+            card,
+            max_bytes,
+        )
+
+    def close(self) -> None:
+        """Ends the thread after its present work."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

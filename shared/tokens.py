@@ -1,0 +1,250 @@
+"""Tokenizers that travel: packed in Redis by a worker, used by the scheduler.
+
+`tm:tokenizer:<fingerprint>` holds the gzip of a JSON object, file name -> text (or
+`{"base64": …}` where a file is not text), of a Hugging Face tokenizer's files. The
+name `bytes` stands for a tokenizer of one token per byte, which has no files.
+
+Importing this module costs nothing; `transformers` is loaded by `load_tokenizer`, and
+torch never is where `without_torch` was called first.
+"""
+
+import base64
+import gzip
+import hashlib
+import io
+import os
+import sys
+import tempfile
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from .errors import InvalidRequest, ModelLoadError, PromptTooLong, ProtocolError
+from .messages import JobRequest
+
+BYTES: Final = "bytes"
+"""Fingerprint of the tokenizer that needs no files."""
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+"""The files of a model's directory that a bundle may carry."""
+MAX_BUNDLE_BYTES: Final = 256 * 1024 * 1024
+"""Unpacked size beyond which a bundle is refused: far above any real tokenizer."""
+SPARE_TOKENS: Final = 64
+"""Tokens by which a cut in a text may change the count of what stands before it."""
+
+Encoded = list[int] | InvalidRequest
+"""Token ids, or why this request alone has none."""
+
+
+class Tokenizer(Protocol):
+    """Turns requests into token ids. One thread at a time may use it."""
+
+    fingerprint: str
+    vocab_size: int
+    has_chat_template: bool
+
+    def encode_request(
+        self, request: JobRequest, max_context: int | None = None
+    ) -> list[int]:
+        """Returns the prompt's token ids.
+
+        Args:
+            request: A request whose fields are valid.
+            max_context: Where known, a far longer prompt is refused before all of
+                it is tokenized.
+
+        Raises:
+            InvalidRequest: A template error, control tokens that the caller did not
+                allow, or a prompt that is too long for certain.
+        """
+        ...
+
+    def encode_requests(
+        self, requests: Sequence[JobRequest], max_context: int | None = None
+    ) -> list[Encoded]:
+        """The same for many at once; an error takes the place of its ids."""
+        ...
+
+
+def collect_tokenizer(directory: Path) -> dict[str, bytes]:
+    """Returns the tokenizer files of a model's directory by name.
+
+    Raises:
+        ModelLoadError: There is none to be found.
+    """
+    found = {
+        name: (directory / name).read_bytes()
+        for name in TOKENIZER_FILES
+        if (directory / name).is_file()
+    }
+    if not found.keys() & {"tokenizer.json", "vocab.json", "tokenizer.model"}:
+        raise ModelLoadError(
+            f"no tokenizer in {directory}: expected tokenizer.json (or vocab.json "
+            "with merges.txt, or tokenizer.model) beside the weights"
+        )
+    return found
+
+
+def pack_tokenizer(files: Mapping[str, bytes]) -> tuple[str, bytes]:
+    """Packs tokenizer files for `tm:tokenizer:<fingerprint>`.
+
+    Args:
+        files: Contents by plain file name.
+
+    Returns:
+        The fingerprint (32 hex digits, a function of names and contents alone) and
+        the bundle.
+    """
+    contents: dict[str, object] = {}
+    for name in sorted(files):
+        try:
+            contents[name] = files[name].decode()
+        except UnicodeDecodeError:
+            contents[name] = {"base64": base64.b64encode(files[name]).decode()}
+    plain = msgspec.json.encode(contents)
+    fingerprint = hashlib.sha256(plain).hexdigest()[:32]
+    # A fixed time stamp: the same files give the same bytes on every worker.
+    return fingerprint, gzip.compress(plain, compresslevel=6, mtime=0)
+
+
+def unpack_tokenizer(bundle: bytes) -> tuple[str, dict[str, bytes]]:
+    """Undoes `pack_tokenizer`.
+
+    Returns:
+        The fingerprint, computed anew, and the files.
+
+    Raises:
+        ProtocolError: Not a bundle.
+    """
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(bundle)) as stream:
+            plain = stream.read(MAX_BUNDLE_BYTES + 1)
+        if len(plain) > MAX_BUNDLE_BYTES:
+            raise ValueError(f"more than {MAX_BUNDLE_BYTES} bytes unpacked")
+        contents = msgspec.json.decode(plain, type=dict[str, str | dict[str, str]])
+        files = {name: _content(name, value) for name, value in contents.items()}
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise ProtocolError(
+            f"a tokenizer bundle cannot be read ({error}); expected the gzip of a "
+            "JSON object of files: start a worker of the model to publish it again"
+        ) from error
+    return hashlib.sha256(plain).hexdigest()[:32], files
+
+
+def _content(name: str, value: str | dict[str, str]) -> bytes:
+    if Path(name).name != name or name in {"", ".", ".."}:
+        raise ValueError(f"'{name[:80]}' is not a plain file name")
+    if isinstance(value, str):
+        return value.encode()
+    return base64.b64decode(value["base64"], validate=True)
+
+
+def load_tokenizer(bundle: bytes | str) -> Tokenizer:
+    """Builds the tokenizer of a bundle.
+
+    Args:
+        bundle: What `pack_tokenizer` returned, or the name `bytes`.
+
+    Raises:
+        ProtocolError: Not a bundle.
+        ModelLoadError: transformers is missing or cannot read the files.
+    """
+    if bundle in (BYTES, BYTES.encode()):
+        from .tokens_bytes import ByteTokenizer
+
+        return ByteTokenizer()
+    if isinstance(bundle, str):
+        raise ProtocolError(
+            f"'{bundle[:80]}' names no built-in tokenizer; expected '{BYTES}' or a "
+            "bundle's bytes"
+        )
+    fingerprint, files = unpack_tokenizer(bundle)
+    with tempfile.TemporaryDirectory(prefix="tokenmill-tokenizer-") as directory:
+        for name, content in files.items():
+            (Path(directory) / name).write_bytes(content)
+        return load_tokenizer_directory(Path(directory), fingerprint)
+
+
+def load_tokenizer_directory(directory: Path, fingerprint: str = "") -> Tokenizer:
+    """Builds the tokenizer of a model's directory.
+
+    Raises:
+        ModelLoadError: transformers is missing or cannot read the files.
+    """
+    try:
+        from .tokens_huggingface import HuggingFaceTokenizer
+    except ImportError as error:
+        raise ModelLoadError(
+            f"tokenizing needs the package '{error.name}': install tokenmill[scheduler]"
+        ) from error
+    return HuggingFaceTokenizer.load(directory, fingerprint)
+
+
+def without_torch() -> bool:
+    """Keeps transformers from importing torch in this process.
+
+    A process that only tokenizes saves seconds of start and hundreds of megabytes.
+    Call it before anything imports transformers; the process can never use torch.
+
+    Returns:
+        False where torch is imported already and nothing was changed.
+    """
+    if sys.modules.get("torch") is not None:
+        return False
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    # transformers advises at import that no model can be used here: that is the point.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    return True
+
+
+def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
+    """Returns token ids as little-endian int32, the form of `ids:<id>`."""
+    packed = array("i", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def ids_from_bytes(raw: bytes) -> list[int]:
+    """Undoes `ids_to_bytes`.
+
+    Raises:
+        ProtocolError: The length is no multiple of four.
+    """
+    packed = array("i")
+    if len(raw) % packed.itemsize:
+        raise ProtocolError(
+            f"token ids take {len(raw)} bytes; expected a multiple of 4 (int32)"
+        )
+    packed.frombytes(raw)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()
+
+
+def too_long(num_tokens: int, max_context: int, *, exact: bool = True) -> PromptTooLong:
+    """Returns the error of a prompt that leaves no room for output.
+
+    Args:
+        num_tokens: The prompt's length in tokens, or a lower bound.
+        max_context: Most tokens of prompt plus output.
+        exact: Whether `num_tokens` is exact.
+    """
+    least = "" if exact else "at least "
+    return PromptTooLong(
+        "prompt",
+        f"has {least}{num_tokens} tokens and the model holds {max_context} "
+        "(prompt plus output); shorten it",
+    )

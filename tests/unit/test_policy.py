@@ -1,0 +1,200 @@
+"""The scheduling policy, rule by rule."""
+
+import pytest
+
+from tokenmill.scheduler.policy import BULK_PATIENCE_MS, RESERVE_AFTER_MS, plan
+from tokenmill.scheduler.snapshot import (
+    Fairness,
+    GroupView,
+    Plan,
+    Snapshot,
+    WaitingJob,
+)
+from tokenmill.shared.messages import JobClass
+
+NOW = 1_000_000
+BULK = JobClass.BULK
+
+
+def job(name: str, tokens: int = 10, **fields: object) -> WaitingJob:
+    defaults: dict[str, object] = {
+        "max_tokens": 10,
+        "bucket": "128",
+        "tenant": "t",
+        "enqueued_ms": NOW,
+    }
+    return WaitingJob(id=name, tokens=tokens, **{**defaults, **fields})
+
+
+def group(name: str = "w", **fields: object) -> GroupView:
+    sizes: dict[str, object] = {
+        "total_blocks": 100,
+        "max_running": 4,
+        "batch_tokens": 1000,
+        "block_size": 8,
+        "max_context": 4096,
+    }
+    sizes.update(fields)
+    free = {
+        "free_blocks": sizes["total_blocks"],
+        "free_running": sizes["max_running"],
+        "free_tokens": sizes["batch_tokens"],
+    }
+    return GroupView(group=name, **{**free, **sizes})
+
+
+def order(made: Plan) -> list[str]:
+    return [a.job_id for batch in made.batches for a in batch.assignments]
+
+
+def decide(jobs: list[WaitingJob], *groups: GroupView, **fields: object) -> Plan:
+    return plan(Snapshot(jobs=tuple(jobs), groups=groups, **fields), NOW)
+
+
+def test_an_idle_group_answers_at_once():
+    made = decide([job("a")], group(step_ms=900.0), arrivals_per_s=1000.0)
+    assert order(made) == ["a"]
+    assert made.wake_in_ms is None
+
+
+def test_a_busy_group_waits_half_a_step_for_a_fuller_batch():
+    busy = group(free_running=3, step_ms=100.0)
+    made = decide([job("a", enqueued_ms=NOW - 10)], busy, arrivals_per_s=500.0)
+    assert (order(made), made.wake_in_ms) == ([], 40)
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "rate"), [(50, 500.0), (10, 0.0), (10, 1.0)], ids=str
+)
+def test_it_does_not_wait_past_the_window_or_for_nobody(waited_ms: int, rate: float):
+    busy = group(free_running=3, step_ms=100.0)
+    jobs = [job("a", enqueued_ms=NOW - waited_ms)]
+    assert order(decide(jobs, busy, arrivals_per_s=rate)) == ["a"]
+
+
+def test_the_window_never_exceeds_its_maximum():
+    busy = group(free_running=3, step_ms=60_000.0)
+    made = decide([job("a")], busy, arrivals_per_s=500.0)
+    assert made.wake_in_ms == 200
+
+
+def test_a_batch_that_cannot_grow_does_not_wait():
+    busy = group(free_running=1, step_ms=100.0)
+    jobs = [job("a"), job("b")]
+    assert len(order(decide(jobs, busy, arrivals_per_s=500.0))) == 1
+
+
+def test_interactive_goes_first_and_bulk_fills_the_rest():
+    jobs = [job("b1", job_class=BULK), job("i1"), job("b2", job_class=BULK)]
+    assert order(decide(jobs, group(max_running=2))) == ["i1", "b1"]
+
+
+def test_bulk_does_not_take_blocks_that_an_interactive_job_waits_for():
+    jobs = [job("big", 700, bucket="2048"), job("small", job_class=BULK)]
+    made = decide(jobs, group(free_blocks=20))
+    assert order(made) == []
+
+
+def test_impatient_bulk_gets_a_turn():
+    old = job("old", job_class=BULK, enqueued_ms=NOW - BULK_PATIENCE_MS)
+    jobs = [job("i"), old]
+    full = group(max_running=1)
+    assert order(decide(jobs, full)) == ["i"]
+    made = decide(jobs, full, fairness=Fairness(since_bulk=10_000))
+    assert order(made) == ["old"]
+    assert made.fairness.since_bulk == 0
+
+
+def test_a_near_deadline_goes_before_priority():
+    jobs = [job("p", priority=-5), job("d", deadline_ms=NOW + 900)]
+    assert order(decide(jobs, group(max_running=1))) == ["d"]
+
+
+def test_priority_goes_before_arrival_and_age_makes_up_for_it():
+    early = job("early", enqueued_ms=NOW - 500)
+    jobs = [early, job("urgent", priority=-3)]
+    assert order(decide(jobs, group(max_running=1))) == ["urgent"]
+    aged = job("aged", enqueued_ms=NOW - 4_000)
+    assert order(decide([aged, jobs[1]], group(max_running=1))) == ["aged"]
+
+
+def test_a_flood_does_not_hide_another_tenant():
+    flood = [job(f"f{i:02}", tenant="flood", enqueued_ms=NOW - 90) for i in range(50)]
+    made = decide([*flood, job("one", tenant="small")], group(max_running=4))
+    assert "one" in order(made)
+
+
+def test_tenants_share_by_tokens_and_not_by_jobs():
+    heavy = [job(f"h{i}", 90, tenant="heavy") for i in range(20)]
+    light = [job(f"l{i}", 10, tenant="light") for i in range(20)]
+    made = decide([*heavy, *light], group(max_running=12, total_blocks=1000))
+    tokens = {"h": 0, "l": 0}
+    for name in order(made):
+        tokens[name[0]] += 100 if name[0] == "h" else 20
+    assert abs(tokens["h"] - tokens["l"]) <= 100
+
+
+def test_a_heavier_weight_is_a_larger_share():
+    jobs = [job(f"{t}{i}", tenant=t) for t in "ab" for i in range(20)]
+    made = decide(jobs, group(max_running=9), weights={"a": 2.0})
+    assert sum(name[0] == "a" for name in order(made)) == 6
+
+
+def test_buckets_are_not_mixed_in_a_batch():
+    jobs = [job("s1"), job("l", 600, bucket="2048"), job("s2")]
+    made = decide(jobs, group())
+    assert {b.bucket: len(b.assignments) for b in made.batches} == {
+        "128": 2,
+        "2048": 1,
+    }
+
+
+def test_a_batch_stays_within_the_prefill_budget():
+    jobs = [job(f"j{i}", 300) for i in range(5)]
+    made = decide(jobs, group(max_running=8, total_blocks=1000))
+    assert sum(b.tokens for b in made.batches) == 900
+
+
+def test_a_prompt_beyond_the_budget_goes_alone_once_nothing_is_prefilled():
+    big = job("big", 1500, bucket="2048")
+    roomy = {"total_blocks": 1000}
+    assert order(decide([big, job("s")], group(**roomy)))[0] == "big"
+    assert order(decide([big, job("s")], group(**roomy, max_running=2))) == ["big"]
+    assert order(decide([big], group(**roomy, free_tokens=999))) == []
+
+
+def test_the_least_loaded_group_takes_the_job():
+    half = group("half", free_running=2)
+    made = decide([job("a")], half, group("empty"))
+    assert [b.group for b in made.batches] == ["empty"]
+
+
+def test_blocks_cover_prompt_and_output_of_every_choice():
+    made = decide([job("a", 10, max_tokens=7, choices=3)], group())
+    assert made.batches[0].assignments[0].cost_blocks == 9
+
+
+def test_what_no_group_could_ever_hold_is_said_and_delays_nobody():
+    jobs = [job("huge", 5000, bucket="8192"), job("ok")]
+    made = decide(jobs, group())
+    assert made.impossible == ("huge",)
+    assert order(made) == ["ok"]
+    assert decide(jobs).impossible == ()
+
+
+def test_a_large_job_that_waited_gets_a_group_kept_free():
+    large = job("large", 700, bucket="2048", enqueued_ms=NOW - RESERVE_AFTER_MS)
+    jobs = [large, job("small", tenant="u", enqueued_ms=NOW - 1)]
+    assert order(decide(jobs, group(free_blocks=20))) == []
+    fresh = job("large", 700, bucket="2048", enqueued_ms=NOW - 10)
+    assert order(decide([fresh, jobs[1]], group(free_blocks=20))) == ["small"]
+
+
+def test_an_expired_job_is_left_to_the_reaper():
+    assert order(decide([job("late", deadline_ms=NOW)], group())) == []
+
+
+def test_accounts_of_the_absent_are_forgotten():
+    before = Fairness(clock=100.0, served={"gone": 90.0, "ahead": 150.0})
+    made = decide([job("a")], group(), fairness=before)
+    assert set(made.fairness.served) == {"ahead", "t"}
