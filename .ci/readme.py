@@ -35,7 +35,7 @@ def wait_for_pool(environment: dict[str, str], pool: "subprocess.Popen[bytes]") 
             text=True,
             check=False,
         )
-        if listed.returncode == 0 and re.search(r'"alive": ?true', listed.stdout):
+        if listed.returncode == 0 and re.search(r'"num_groups":[1-9]', listed.stdout):
             return
         time.sleep(0.5)
     raise SystemExit("the pool served no model within 90 s")

@@ -4,13 +4,15 @@ import typer
 
 from .cli_jobs import register_job_commands
 from .cli_submit import register_submit
+from .demo.cli import register as register_demo
 
 
 def register(app: typer.Typer) -> None:
-    """Adds submit, tail, jobs, show, cancel and models to the command.
+    """Adds submit, tail, jobs, show, cancel, models and demo to the command.
 
     Args:
         app: The command `tokenmill`.
     """
+    register_demo(app)
     register_submit(app)
     register_job_commands(app)

@@ -30,6 +30,8 @@ SETTLE_S: Final = 2.0
 """All parts working for this long end an outage."""
 RELEASE_S: Final = 2.0
 """Longest time spent on giving the lease back; it ends by itself otherwise."""
+WARM_EVERY_S: Final = 2.0
+"""Between two looks at which tokenizer the model's workers name."""
 _log = structlog.get_logger(__name__)
 
 
@@ -64,11 +66,28 @@ class ShardScheduler:
 
     async def run(self) -> None:
         """Runs until cancelled; then gives the lease back."""
+        warming = asyncio.create_task(self._warm())
         try:
             while True:
                 await self._once()
         finally:
+            warming.cancel()
             await self._release()
+
+    async def _warm(self) -> None:
+        """Loads the tokenizer when a worker names it, not when the first job waits.
+
+        A standby does so too: after a takeover the next job waits for nothing.
+        """
+        cards = CardReader(self._client, self._keys.model)
+        while True:
+            try:
+                card = await cards.current()
+                if card is not None:
+                    await self._tokenizers.ready(self._client, card)
+            except REDIS_ERRORS as error:
+                _log.debug("warming_waits_for_redis", error=str(error))
+            await asyncio.sleep(WARM_EVERY_S)
 
     async def _once(self) -> None:
         """One turn as standby and leader; whatever ends it, the next starts clean."""

@@ -72,11 +72,10 @@ async def _collect(mill: Client, jobs: list[Job], console: Console) -> list[Row]
 
 def _table(rows: list[Row]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("class", "bucket", "prompt", "output", "queue ms", "TTFT ms"):
+    table.add_column("class")
+    for name in ("bucket", "prompt", "output", "queue ms", "TTFT ms", "tokens/s"):
         table.add_column(name, justify="right")
-    table.add_column("tokens/s", justify="right")
     table.add_column("finish")
-    table.add_column("text", no_wrap=True, max_width=40, overflow="ellipsis")
     for row in rows:
         timings, usage = row.result.timings, row.result.usage
         decode_ms = (timings.total_ms or 0) - (timings.ttft_ms or 0)
@@ -86,7 +85,6 @@ def _table(rows: list[Row]) -> Table:
             *(str(usage.completion_tokens), f"{timings.queued_ms or 0:.0f}"),
             *(f"{timings.ttft_ms or 0:.0f}", f"{rate:.1f}"),
             row.result.choices[0].finish_reason,
-            " ".join(row.result.text.split()),
         )
     return table
 

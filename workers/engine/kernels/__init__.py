@@ -1,0 +1,1 @@
+"""Numeric kernels: `ops` is what models call, `reference` says what they compute."""

@@ -1,0 +1,1 @@
+"""CPU kernels: C++ through ctypes, and Numba with the same bits."""

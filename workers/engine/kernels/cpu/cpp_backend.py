@@ -1,0 +1,269 @@
+"""The C++ kernels behind the backend interface of `ops`. Calls release the GIL."""
+
+import ctypes
+
+import torch
+
+from .. import reference
+from ..composed import Composed, LlamaLayerWeights
+from ..layout import KVLayer, PackedWeight, StepLayout
+from .cpp_library import AttentionTask, Linear, LlamaLayer, load
+
+TILE = 16
+"""Outputs per weight tile; `kOutputTile` in csrc/table.h."""
+ROWS_AT_ONCE = 8 * TILE
+"""Rows quantized together: their temporaries stay in cache, several times faster."""
+
+
+def pack_tiles(q: torch.Tensor, inner: int) -> torch.Tensor:
+    """Arranges a quantized weight as [N / 16][K / inner][16][inner], zero padded.
+
+    Args:
+        q: int8 [N, K].
+        inner: Neighbouring inputs per output: 2 for INT16 activations, 4 for INT8.
+
+    Returns:
+        int8, flat; N rounded up to 16 and K to 4.
+    """
+    n, k = q.shape
+    rows, columns = -(-n // TILE) * TILE, -(-k // 4) * 4
+    padded = q.new_zeros((rows, columns))
+    padded[:n, :k] = q
+    tiles = padded.view(rows // TILE, TILE, columns // inner, inner)
+    return tiles.permute(0, 2, 1, 3).contiguous().view(-1)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class CppBackend(Composed):
+    """Compiled kernels; constructing it loads the library.
+
+    Raises:
+        ImportError: Not built.
+        OSError: Built, but cannot be loaded here.
+    """
+
+    def __init__(self) -> None:
+        self._library = load()
+        self._linear = self._library.tm_linear
+        self._kv_write = self._library.tm_kv_write
+        self._attention = self._library.tm_attention
+        self.set_num_threads(torch.get_num_threads())
+
+    @property
+    def name(self) -> str:
+        """The instruction set in force, for example "c++/avx2"."""
+        return f"c++/{self._library.tm_isa().decode()}"
+
+    def use(self, instruction_set: str) -> bool:
+        """Forces an instruction set, for tests.
+
+        Args:
+            instruction_set: As in `name` behind the slash.
+
+        Returns:
+            False if this build or this CPU lacks it; then nothing changes.
+        """
+        return bool(self._library.tm_use(instruction_set.encode()))
+
+    def set_num_threads(self, count: int) -> None:
+        """Bounds the threads of every later call."""
+        self._library.tm_set_threads(count)
+
+    def quantize_weight(self, w: torch.Tensor, *, activations: str) -> PackedWeight:
+        """See `reference.quantize_weight`."""
+        n, k = w.shape
+        rows, columns = -(-n // TILE) * TILE, -(-k // 4) * 4
+        scale = w.new_zeros(rows)
+        data = torch.empty(rows * columns, dtype=torch.int8)
+        for start in range(0, n, ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            q, scale[part][: len(w[part])] = reference.quantize_channels(w[part])
+            tiles = pack_tiles(q, 2 if activations == "int16" else 4)
+            data[start * columns : start * columns + len(tiles)] = tiles
+        return PackedWeight(data, scale, n, k, activations, "cpp")
+
+    def linear(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See `reference.linear`."""
+        rows = x.shape[0]
+        y = torch.empty((rows, weight.out_features))
+        self._linear(
+            x.data_ptr(),
+            rows,
+            weight.in_features,
+            x.stride(0),
+            weight.data.data_ptr(),
+            weight.scale.data_ptr(),
+            weight.out_features,
+            _address(bias),
+            y.data_ptr(),
+            weight.activations == "int16",
+        )
+        return y
+
+    def kv_write(
+        self, k: torch.Tensor, v: torch.Tensor, layer: KVLayer, layout: StepLayout
+    ) -> None:
+        """See `reference.kv_write`."""
+        _, heads, block_size, dim = layer.k.shape
+        self._kv_write(
+            k.data_ptr(),
+            k.stride(0),
+            v.data_ptr(),
+            v.stride(0),
+            layout.slot_mapping.data_ptr(),
+            k.shape[0],
+            heads,
+            dim,
+            block_size,
+            layer.k.data_ptr(),
+            layer.v.data_ptr(),
+            _address(layer.k_scale),
+            _address(layer.v_scale),
+        )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        layer: KVLayer,
+        layout: StepLayout,
+        *,
+        scale: float,
+        window: int | None,
+        alibi_slopes: torch.Tensor | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `reference.paged_attention`."""
+        out = torch.empty(q.shape)
+        task = _attention_task(layer, layout, q.shape[1], scale, window)
+        task.q = q.data_ptr()
+        task.q_stride = q.stride(0)
+        task.out = out.data_ptr()
+        task.alibi = _address(alibi_slopes)
+        task.softcap = softcap or 0.0
+        self._attention(ctypes.byref(task), layout.context_length.shape[0])
+        return out
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """See `Composed.rms_norm`."""
+        x = x.contiguous()
+        y = torch.empty(x.shape)
+        n = x.shape[-1]
+        self._library.tm_rms_norm(
+            x.data_ptr(),
+            x.numel() // n,
+            n,
+            weight.data_ptr(),
+            n,
+            epsilon,
+            y.data_ptr(),
+        )
+        return y
+
+    def silu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Composed.silu_multiply`."""
+        gate_up = gate_up.contiguous()
+        rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        y = torch.empty((rows, inner))
+        self._library.tm_silu_multiply(gate_up.data_ptr(), rows, inner, y.data_ptr())
+        return y
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """See `Composed.rotate`."""
+        if x.stride(2) != 1 or x.stride(1) != x.shape[2] or x.shape[2] % 2:
+            super().rotate(x, cos, sin)
+            return
+        cos, sin = cos.contiguous(), sin.contiguous()
+        self._library.tm_rotate(
+            x.data_ptr(),
+            x.shape[0],
+            x.stride(0),
+            x.shape[1],
+            x.shape[2],
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )
+
+    def llama_layer(
+        self,
+        x: torch.Tensor,
+        weights: LlamaLayerWeights,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer: KVLayer,
+        layout: StepLayout,
+    ) -> None:
+        """See `ops.llama_layer`; one call of C++."""
+        prepared = weights.prepared
+        if not isinstance(prepared, LlamaLayer):
+            prepared = weights.prepared = _llama_layer(weights)
+        task = _attention_task(
+            layer, layout, weights.heads, weights.scale, weights.window
+        )
+        self._library.tm_llama_layer(
+            ctypes.byref(prepared),
+            ctypes.byref(task),
+            layout.slot_mapping.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            x.data_ptr(),
+            x.shape[0],
+            layout.context_length.shape[0],
+        )
+
+
+def _attention_task(
+    layer: KVLayer, layout: StepLayout, heads: int, scale: float, window: int | None
+) -> AttentionTask:
+    """Returns the task without queries and output."""
+    _, kv_heads, block_size, dim = layer.k.shape
+    return AttentionTask(
+        k=layer.k.data_ptr(),
+        v=layer.v.data_ptr(),
+        k_scale=_address(layer.k_scale),
+        v_scale=_address(layer.v_scale),
+        query_start=layout.query_start.data_ptr(),
+        context_length=layout.context_length.data_ptr(),
+        block_table=layout.block_table.data_ptr(),
+        table_stride=layout.block_table.stride(0),
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        block_size=block_size,
+        window=window or 0,
+        scale=scale,
+    )
+
+
+def _linear(weight: PackedWeight, bias: torch.Tensor | None) -> Linear:
+    return Linear(
+        weight.data.data_ptr(),
+        weight.scale.data_ptr(),
+        _address(bias),
+        weight.out_features,
+        weight.in_features,
+        int(weight.activations == "int16"),
+    )
+
+
+def _llama_layer(weights: LlamaLayerWeights) -> LlamaLayer:
+    """Returns the layer as C sees it; `weights` keeps the memory alive."""
+    return LlamaLayer(
+        weights.attention_norm.data_ptr(),
+        weights.mlp_norm.data_ptr(),
+        _address(weights.q_norm),
+        _address(weights.k_norm),
+        _linear(weights.qkv, weights.qkv_bias),
+        _linear(weights.output, weights.output_bias),
+        _linear(weights.gate_up, None),
+        _linear(weights.down, None),
+        weights.qkv.in_features,
+        weights.down.in_features,
+        weights.epsilon,
+    )

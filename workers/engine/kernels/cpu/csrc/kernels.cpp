@@ -1,0 +1,66 @@
+// The plain C interface that Python calls through ctypes.
+#include "llama.h"
+
+#define TM_EXPORT extern "C" __attribute__((visibility("default")))
+
+using namespace mill;
+
+TM_EXPORT const char* tm_isa() { return active->name; }
+
+// Forces an instruction set that this build and this CPU have; 0 if it is not there.
+TM_EXPORT int tm_use(const char* name) {
+  const KernelTable* best = detect();
+  const KernelTable* known[] = {
+      best, baseline_kernels(),
+#if defined(TM_WITH_AVX2)
+      best == baseline_kernels() ? best : avx2_kernels(),
+#endif
+  };
+  for (const KernelTable* table : known)
+    if (!std::strcmp(name, table->name)) {
+      active = table;
+      return 1;
+    }
+  return 0;
+}
+
+TM_EXPORT void tm_set_threads(int count) { thread_limit() = count < 1 ? 1 : count; }
+
+TM_EXPORT void tm_linear(const float* x, int64_t rows, int64_t inputs, int64_t x_stride,
+                         const int8_t* w, const float* w_scale, int64_t outputs,
+                         const float* bias, float* y, int wide) {
+  linear(x, rows, x_stride, {w, w_scale, bias, outputs, inputs, wide}, y);
+}
+
+TM_EXPORT void tm_kv_write(const float* k, int64_t k_stride, const float* v,
+                           int64_t v_stride, const int64_t* slots, int64_t tokens,
+                           int64_t heads, int64_t dim, int64_t block_size, void* k_store,
+                           void* v_store, float* k_scale, float* v_scale) {
+  kv_write(k, k_stride, v, v_stride, slots, tokens,
+           {k_store, v_store, k_scale, v_scale, heads, dim, block_size});
+}
+
+TM_EXPORT void tm_attention(const AttentionTask* task, int64_t sequences) {
+  attention(*task, sequences);
+}
+
+TM_EXPORT void tm_rms_norm(const float* x, int64_t rows, int64_t x_stride,
+                           const float* weight, int64_t n, float epsilon, float* y) {
+  rms_norm_rows(x, rows, x_stride, weight, n, epsilon, y);
+}
+
+TM_EXPORT void tm_silu_multiply(const float* gate_up, int64_t rows, int64_t inner,
+                                float* y) {
+  silu_multiply_rows(gate_up, rows, inner, y);
+}
+
+TM_EXPORT void tm_rotate(float* x, int64_t rows, int64_t x_stride, int64_t heads,
+                         int64_t dim, const float* cos, const float* sin) {
+  rotate_rows(x, rows, x_stride, heads, 0, dim, cos, sin, nullptr, nullptr, 0.0f);
+}
+
+TM_EXPORT void tm_llama_layer(const LlamaLayer* layer, const AttentionTask* task,
+                              const int64_t* slots, const float* cos, const float* sin,
+                              float* x, int64_t rows, int64_t sequences) {
+  llama_layer(*layer, *task, slots, cos, sin, x, rows, sequences);
+}

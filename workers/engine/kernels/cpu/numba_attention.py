@@ -1,0 +1,200 @@
+"""Numba kernel of paged attention: 32 keys at a time, aligned to key positions.
+
+Each query row is computed alone and visits the tiles in rising order, so its result is
+the same bits in decode, in any prefill chunk and beside any neighbours.
+"""
+
+import math
+
+import numpy as np
+from numba import njit, prange
+
+from .numba_linear import FLOAT, OPTIONS
+
+TILE = 32
+QUERIES = 16
+"""Queries per work item: they share a tile's conversion to float."""
+HIDDEN = FLOAT(-np.inf)
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def load_tile(
+    k: np.ndarray,
+    v: np.ndarray,
+    table: np.ndarray,
+    tile: int,
+    last: int,
+    head: int,
+    keys: np.ndarray,
+    values: np.ndarray,
+) -> None:
+    """Converts a tile's keys (transposed) and values to float32."""
+    block_size, dim = k.shape[2], k.shape[3]
+    for i in range(TILE):
+        key = min(tile + i, last)
+        block, offset = table[key // block_size], key % block_size
+        for d in range(dim):
+            keys[d, i] = k[block, head, offset, d]
+        for d in range(dim):
+            values[i, d] = v[block, head, offset, d]
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def load_scales(
+    scales: np.ndarray,
+    table: np.ndarray,
+    tile: int,
+    last: int,
+    head: int,
+    factor: np.float32,
+    out: np.ndarray,
+) -> None:
+    """Fetches a tile's scales, times a factor; an empty array means scale 1."""
+    for i in range(TILE):
+        out[i] = factor
+        if scales.shape[0] > 0:
+            key = min(tile + i, last)
+            block, offset = key // scales.shape[2], key % scales.shape[2]
+            out[i] = scales[table[block], head, offset] * factor
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def step_row(
+    query: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    k_scale: np.ndarray,
+    v_scale: np.ndarray,
+    lo: int,
+    hi: int,
+    distance: int,
+    slope: np.float32,
+    softcap: np.float32,
+    scores: np.ndarray,
+    sums: np.ndarray,
+    state: np.ndarray,
+) -> None:
+    """Adds keys lo..hi of a tile to one row's running softmax.
+
+    Args:
+        query: float32 [D].
+        keys: float32 [D, 32].
+        values: float32 [32, D].
+        k_scale: float32 [32], score factor included.
+        v_scale: float32 [32].
+        lo: First visible key of the tile.
+        hi: One past the last visible key.
+        distance: Query position minus the tile's first key.
+        slope: ALiBi slope or 0.
+        softcap: Bound of the scores or 0.
+        scores: float32 [32], scratch.
+        sums: float32 [D], weighted values so far.
+        state: float32 [2]: largest score and sum of weights so far.
+    """
+    dim = query.shape[0]
+    for i in range(TILE):
+        scores[i] = FLOAT(0.0)
+    for d in range(dim):
+        factor = query[d]
+        for i in range(TILE):
+            scores[i] += factor * keys[d, i]
+    top = state[0]
+    for i in range(lo, hi):
+        score = FLOAT(scores[i] * k_scale[i])
+        if softcap > FLOAT(0.0):
+            score = FLOAT(softcap * FLOAT(math.tanh(FLOAT(score / softcap))))
+        score = FLOAT(score + slope * FLOAT(i - distance))
+        scores[i] = score
+        top = max(top, score)
+    keep = FLOAT(0.0)
+    if state[0] > HIDDEN:
+        keep = FLOAT(math.exp(FLOAT(state[0] - top)))
+    mass = FLOAT(state[1] * keep)
+    for d in range(dim):
+        sums[d] *= keep
+    for i in range(lo, hi):
+        weight = FLOAT(math.exp(FLOAT(scores[i] - top)))
+        mass = FLOAT(mass + weight)
+        weight = FLOAT(weight * v_scale[i])
+        for d in range(dim):
+            sums[d] += weight * values[i, d]
+    state[0], state[1] = top, mass
+
+
+@njit(parallel=True, **OPTIONS)  # type: ignore[untyped-decorator]
+def attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    k_scales: np.ndarray,
+    v_scales: np.ndarray,
+    items: np.ndarray,
+    table: np.ndarray,
+    scale: np.float32,
+    window: int,
+    slopes: np.ndarray,
+    softcap: np.float32,
+    out: np.ndarray,
+) -> None:
+    """Attends for every item; see `reference.paged_attention`.
+
+    Args:
+        q: float32 [T, heads, D].
+        k: int8 or float32 store.
+        v: Same for values.
+        k_scales: float32 scales or an empty array.
+        v_scales: Same for values.
+        items: int64 [items, 5]: sequence, KV head, first packed token, tokens, and
+            the first token's position.
+        table: int32 block table.
+        scale: Factor on the dot products.
+        window: 0 is none.
+        slopes: float32 [heads], zeros for none.
+        softcap: 0 is none.
+        out: float32 [T, heads, D], overwritten.
+    """
+    dim, group = q.shape[2], q.shape[1] // k.shape[1]
+    for item in prange(items.shape[0]):
+        sequence, kv_head, token, count, base = items[item]
+        rows = count * group
+        keys = np.empty((dim, TILE), dtype=np.float32)
+        values = np.empty((TILE, dim), dtype=np.float32)
+        k_scale = np.empty(TILE, dtype=np.float32)
+        v_scale = np.empty(TILE, dtype=np.float32)
+        scores = np.empty(TILE, dtype=np.float32)
+        sums = np.zeros((rows, dim), dtype=np.float32)
+        state = np.zeros((rows, 2), dtype=np.float32)
+        state[:, 0] = HIDDEN
+        last = base + count - 1
+        start = max(0, base - window + 1) if window > 0 else 0
+        for tile in range(start // TILE * TILE, last + 1, TILE):
+            load_tile(k, v, table[sequence], tile, last, kv_head, keys, values)
+            load_scales(k_scales, table[sequence], tile, last, kv_head, scale, k_scale)
+            load_scales(
+                v_scales, table[sequence], tile, last, kv_head, FLOAT(1.0), v_scale
+            )
+            for row in range(rows):
+                position = base + row // group
+                first = max(0, position - window + 1) if window > 0 else 0
+                lo, hi = max(0, first - tile), min(TILE, position + 1 - tile)
+                if lo < hi:
+                    head = kv_head * group + row % group
+                    step_row(
+                        q[token + row // group, head],
+                        keys,
+                        values,
+                        k_scale,
+                        v_scale,
+                        lo,
+                        hi,
+                        position - tile,
+                        slopes[head],
+                        softcap,
+                        scores,
+                        sums[row],
+                        state[row],
+                    )
+        for row in range(rows):
+            head = kv_head * group + row % group
+            for d in range(dim):
+                out[token + row // group, head, d] = sums[row, d] / state[row, 1]

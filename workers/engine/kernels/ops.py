@@ -1,0 +1,330 @@
+"""The kernels that the model calls: checks once, then the best backend of this host.
+
+C++ when the extension was built at install, else Numba with the same bits, else plain
+torch. `TOKENMILL_KERNELS=cpp|numba|reference` forces one.
+"""
+
+import os
+from typing import Protocol
+
+import structlog
+import torch
+
+from ....shared.errors import ConfigError, EngineError
+from . import reference
+from .composed import Composed, LlamaLayerWeights, Primitives
+from .layout import KVLayer, PackedWeight, StepLayout
+
+FORCE_VARIABLE = "TOKENMILL_KERNELS"
+ACTIVATIONS = ("int16", "int8")
+
+
+class Backend(Primitives, Protocol):
+    """What a set of kernels offers. Arguments are already checked."""
+
+    @property
+    def name(self) -> str:
+        """For people, with the instruction set: "c++/avx2"."""
+        ...
+
+    def quantize_weight(self, w: torch.Tensor, *, activations: str) -> PackedWeight:
+        """See `reference.quantize_weight`."""
+        ...
+
+    def llama_layer(
+        self,
+        x: torch.Tensor,
+        weights: LlamaLayerWeights,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer: KVLayer,
+        layout: StepLayout,
+    ) -> None:
+        """See `ops.llama_layer`."""
+        ...
+
+    def set_num_threads(self, count: int) -> None:
+        """Bounds the threads of every later call."""
+        ...
+
+
+class ReferenceBackend(Composed):
+    """Plain torch: slow, always there."""
+
+    name = "torch"
+    quantize_weight = staticmethod(reference.quantize_weight)
+    kv_write = staticmethod(reference.kv_write)
+    paged_attention = staticmethod(reference.paged_attention)
+    linear = staticmethod(reference.linear)
+
+    def set_num_threads(self, count: int) -> None:
+        """Does nothing: torch's own threads do the work."""
+
+
+def _open(kind: str) -> Backend:
+    """Returns a backend, or raises ImportError or OSError with the reason."""
+    if kind == "cpp":
+        from .cpu.cpp_backend import CppBackend
+
+        return CppBackend()
+    if kind == "numba":
+        from .cpu.numba_backend import NumbaBackend
+
+        return NumbaBackend()
+    return ReferenceBackend()
+
+
+def _choose(forced: str | None) -> tuple[Backend, str]:
+    """Returns the backend in force and why it is that one."""
+    if forced:
+        if forced not in ("cpp", "numba", "reference"):
+            raise ConfigError(
+                FORCE_VARIABLE,
+                f"'{forced}' is not a backend; expected cpp, numba or reference",
+                "environment",
+            )
+        return _open(forced), f"forced by {FORCE_VARIABLE}"
+    refused: list[str] = []
+    for kind in ("cpp", "numba"):
+        try:
+            return _open(kind), "; ".join(refused) or "fastest available"
+        except (ImportError, OSError) as error:
+            refused.append(f"{kind} unavailable: {error}")
+    return ReferenceBackend(), "; ".join(refused)
+
+
+_active: Backend | None = None
+_reason = ""
+
+
+def backend() -> Backend:
+    """Returns the backend in force; the first call chooses and logs it."""
+    global _active, _reason
+    if _active is None:
+        _active, _reason = _choose(os.environ.get(FORCE_VARIABLE))
+        log = structlog.get_logger("tokenmill.kernels")
+        note = log.info if _active.name.startswith("c++") else log.warning
+        note("kernels_chosen", backend=_active.name, reason=_reason)
+    return _active
+
+
+def backend_report() -> dict[str, str]:
+    """Returns the backend in force and why, for `tokenmill doctor`."""
+    return {"backend": backend().name, "reason": _reason}
+
+
+def set_num_threads(count: int, *, torch_threads: int | None = None) -> None:
+    """Sets how many threads the kernels and torch use.
+
+    Compiled kernels bring threads of their own, so torch gets one by default: its
+    OpenMP team would spin against them, and its barriers stall on busy cores.
+
+    Args:
+        count: At least 1.
+        torch_threads: Torch's threads; None is 1 beside compiled kernels, else `count`.
+    """
+    own_threads = backend().name != "torch"
+    torch.set_num_threads(torch_threads or (1 if own_threads else count))
+    backend().set_num_threads(count)
+
+
+def quantize_weight(w: torch.Tensor, *, activations: str = "int16") -> PackedWeight:
+    """Quantizes a weight to INT8 per output channel and packs it for `linear`.
+
+    Args:
+        w: float32 [N, K].
+        activations: "int16" (practically exact) or "int8": how inputs are quantized.
+
+    Returns:
+        The packed weight; it belongs to the backend in force.
+
+    Raises:
+        EngineError: Wrong shape, dtype or activations, or a weight is not finite.
+    """
+    if activations not in ACTIVATIONS:
+        raise EngineError(
+            f"activations '{activations}' unknown; expected one of {ACTIVATIONS}"
+        )
+    if w.dim() != 2 or w.dtype != torch.float32:
+        raise EngineError(
+            f"weight is {w.dtype} {list(w.shape)}; expected float32 [N, K]"
+        )
+    # amax hands NaN on and, unlike isfinite, makes no mask of the weight's size.
+    if not bool(torch.isfinite(torch.stack(torch.aminmax(w))).all()):
+        raise EngineError("weight has NaN or infinity; the checkpoint is damaged")
+    return backend().quantize_weight(w.contiguous(), activations=activations)
+
+
+def linear(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Computes x @ w.T + bias, each row alone (see `reference.linear`).
+
+    Args:
+        x: float32 [T, K].
+        weight: From `quantize_weight`.
+        bias: float32 [N] or None.
+
+    Returns:
+        float32 [T, N].
+
+    Raises:
+        EngineError: Shapes or dtypes do not match.
+    """
+    if x.dim() != 2 or x.shape[1] != weight.in_features or x.dtype != torch.float32:
+        raise EngineError(
+            f"input is {x.dtype} {list(x.shape)}; "
+            f"expected float32 [tokens, {weight.in_features}]"
+        )
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    return backend().linear(x, weight, bias)
+
+
+def kv_write(
+    k: torch.Tensor, v: torch.Tensor, store_layer: KVLayer, layout: StepLayout
+) -> None:
+    """Writes the step's K and V into their slots (see `reference.kv_write`).
+
+    Args:
+        k: float32 [T, kv_heads, D].
+        v: float32 [T, kv_heads, D].
+        store_layer: Changed in place.
+        layout: The step's slots.
+
+    Raises:
+        EngineError: Shapes do not match the store.
+    """
+    _, heads, _, dim = store_layer.k.shape
+    tokens = layout.slot_mapping.shape[0]
+    for name, values in (("k", k), ("v", v)):
+        if tuple(values.shape) != (tokens, heads, dim):
+            raise EngineError(
+                f"{name} is {list(values.shape)}; expected [{tokens}, {heads}, {dim}]"
+            )
+    backend().kv_write(_rows(k), _rows(v), store_layer, layout)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    store_layer: KVLayer,
+    layout: StepLayout,
+    *,
+    scale: float,
+    window: int | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention over the paged store (see `reference.paged_attention`).
+
+    Args:
+        q: float32 [T, heads, D].
+        store_layer: This step's own K and V are already in it.
+        layout: The step's sequences.
+        scale: Factor on the dot products.
+        window: Keys that a query sees, itself included; None is all.
+        alibi_slopes: float32 [heads]; adds slope * (key - query position).
+        softcap: Scores become softcap * tanh(score / softcap).
+
+    Returns:
+        float32 [T, heads, D].
+
+    Raises:
+        EngineError: Shapes do not match the store.
+    """
+    _, kv_heads, _, dim = store_layer.k.shape
+    tokens = layout.slot_mapping.shape[0]
+    heads = q.shape[1] if q.dim() == 3 else 0
+    if heads == 0 or q.shape[0] != tokens or q.shape[2] != dim or heads % kv_heads:
+        raise EngineError(
+            f"q is {list(q.shape)}; "
+            f"expected [{tokens}, a multiple of {kv_heads}, {dim}]"
+        )
+    return backend().paged_attention(
+        _rows(q),
+        store_layer,
+        layout,
+        scale=scale,
+        window=window,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Returns x / sqrt(mean(x^2) + epsilon) * weight.
+
+    Args:
+        x: float32 [..., N], any number of leading dimensions.
+        weight: float32 [N].
+        epsilon: Added to the mean square.
+
+    Returns:
+        float32, x's shape.
+    """
+    return backend().rms_norm(x, weight, epsilon)
+
+
+def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """Returns silu(gate) * up.
+
+    Args:
+        gate_up: float32 [T, 2 * inner], gate in the first half of each row.
+
+    Returns:
+        float32 [T, inner].
+    """
+    return backend().silu_multiply(gate_up)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates every head in place: x * cos + swap_halves(x) * sin.
+
+    Args:
+        x: float32 [T, heads, D], heads contiguous; rows may be strided.
+        cos: float32 [T, D].
+        sin: float32 [T, D] with its first half negated.
+    """
+    backend().rotate(x, cos, sin)
+
+
+def llama_layer(
+    x: torch.Tensor,
+    weights: LlamaLayerWeights,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    store_layer: KVLayer,
+    layout: StepLayout,
+) -> None:
+    """Runs one decoder layer of the llama pattern: x += attention, x += MLP.
+
+    Same operations in the same order as the separate calls; with the C++ kernels it is
+    one call, which matters when a step takes milliseconds.
+
+    Args:
+        x: float32 [T, hidden], contiguous, changed in place.
+        weights: The layer, packed by the backend in force.
+        cos: float32 [T, D], contiguous.
+        sin: Same, its first half negated.
+        store_layer: The layer's KV store, written and read.
+        layout: The step's sequences.
+
+    Raises:
+        EngineError: x does not fit the layer.
+    """
+    hidden = weights.qkv.in_features
+    tokens = layout.slot_mapping.shape[0]
+    if tuple(x.shape) != (tokens, hidden) or not x.is_contiguous():
+        raise EngineError(
+            f"x is {list(x.shape)}; expected contiguous [{tokens}, {hidden}]"
+        )
+    backend().llama_layer(
+        x, weights, cos.contiguous(), sin.contiguous(), store_layer, layout
+    )
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Returns x with heads and elements contiguous; rows may be strided."""
+    if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+        return x
+    return x.contiguous()
