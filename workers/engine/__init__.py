@@ -1,0 +1,1 @@
+"""The engine: continuous batching over a model runner. No Redis, no asyncio."""

@@ -1,0 +1,1 @@
+"""KV memory: the block pool and its books (no torch), and the tensors."""

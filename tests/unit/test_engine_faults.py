@@ -1,0 +1,143 @@
+"""Faults: one request's own, the step's, and memory that runs out."""
+
+import pytest
+import torch
+from support.engine_driver import Stream, drain, greedy_oracle, request
+from support.fake_runner import FakeRunner
+
+from tokenmill.workers.engine.detokenizer import TokenTable
+from tokenmill.workers.engine.engine import Engine
+from tokenmill.workers.engine.recovery import is_out_of_memory
+
+
+def make(**options) -> tuple[Engine, FakeRunner]:
+    runner = FakeRunner(num_blocks=200)
+    return Engine(runner, TokenTable.for_bytes(), **options), runner
+
+
+def test_non_finite_logits_end_their_request_alone():
+    engine, runner = make()
+    runner.poison[88] = float("nan")
+    engine.add(request("bad", [3, 88]))
+    engine.add(request("good", [5, 6]))
+    stream = drain(engine)
+    error = stream.finished["bad"].error
+    assert error is not None
+    assert error.code == "non_finite_logits"
+    assert "1 of 97" in error.message
+    assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
+
+
+def test_one_failing_choice_ends_its_siblings_without_further_output():
+    engine, runner = make()
+    prompt = [1, 2]
+    first = greedy_oracle(prompt, 1)
+    runner.poison[first[0]] = float("inf")
+    engine.add(request("bad", prompt, n=3))
+    stream = drain(engine)
+    assert stream.finished["bad"].error is not None
+    assert stream.finished["bad"].choices == ()
+    assert not stream.reasons
+
+
+class BrokenSource:
+    """A detokenizer that fails on one token."""
+
+    def __init__(self, broken: int) -> None:
+        table = TokenTable.for_bytes()
+        self._broken, self._table = broken, table
+
+    def start(self):
+        detokenizer = self._table.start()
+        push = detokenizer.push
+        source = self
+
+        class Broken:
+            has_pending = False
+            flush = detokenizer.flush
+
+            def push(self, token_id):
+                if token_id == source._broken:
+                    raise ValueError("no such token")
+                return push(token_id)
+
+        return Broken()
+
+
+def test_an_error_while_one_output_is_processed_ends_that_request_alone():
+    runner = FakeRunner()
+    broken = greedy_oracle([1, 2], 3)[2]
+    assert broken not in greedy_oracle([5, 6], 8)
+    engine = Engine(runner, BrokenSource(broken))
+    engine.add(request("bad", [1, 2]))
+    engine.add(request("good", [5, 6]))
+    stream = drain(engine)
+    assert "no such token" in stream.finished["bad"].error.message
+    assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
+
+
+def test_a_failing_step_changes_nothing_and_can_be_repeated():
+    engine, runner = make(prefill_chunk=4)
+    stream = Stream()
+    engine.add(request("a", range(11)))
+    stream.take(engine.step())
+    before = engine.capacity()
+    runner.fail = ZeroDivisionError("kernel")
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.check_integrity()
+    assert engine.capacity() == before
+    runner.fail = None
+    drain(engine, stream)
+    assert stream.token_ids["a", 0] == greedy_oracle(range(11), 8)
+
+
+def test_abort_all_names_what_it_dropped_and_frees_everything():
+    engine, _ = make(max_running=1)
+    for name in ("a", "b"):
+        engine.add(request(name, [1, 2]))
+    engine.step()
+    assert engine.abort_all() == ("a", "b")
+    engine.check_integrity()
+    assert engine.capacity().free_blocks == 200
+    assert not engine.has_work
+    engine.add(request("a", [1, 2]))
+    assert drain(engine).token_ids["a", 0] == greedy_oracle([1, 2], 8)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10])
+def test_a_step_that_does_not_fit_in_memory_runs_in_parts(limit):
+    engine, runner = make()
+    runner.max_rows = limit
+    prompts = {f"r{i}": list(range(i, 2 * i + 4)) for i in range(6)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    stream = drain(engine)
+    for name, prompt in prompts.items():
+        assert stream.token_ids[name, 0] == greedy_oracle(prompt, 8)
+    assert engine.capacity().scheduled_tokens == runner.gemm_rows
+
+
+def test_a_single_token_that_does_not_fit_fails_its_request_with_the_numbers():
+    engine, runner = make()
+    runner.max_rows = 0
+    engine.add(request("a", range(9)))
+    [finished] = engine.step().finished
+    assert finished.error.code == "engine_error"
+    assert "1 token with a context of 1 tokens" in finished.error.message
+    engine.check_integrity()
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("device"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_which_errors_mean_that_memory_ran_out(error, expected):
+    assert is_out_of_memory(error) is expected

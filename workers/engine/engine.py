@@ -1,0 +1,254 @@
+"""Continuous batching: `step()` plans, runs and delivers. One thread owns an engine."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from ...shared.errors import EngineError
+from ...shared.messages import FinishReason, JobError
+from .admission import check_request, output_limit
+from .batch import ModelRunner
+from .detokenizer import DetokenizerSource
+from .kv.manager import KVManager
+from .planner import Plan, num_tokens, plan_step
+from .recovery import run_what_fits
+from .request import (
+    Capacity,
+    EngineRequest,
+    Finished,
+    FinishedChoice,
+    StepOutput,
+    TokenDelta,
+)
+from .roster import Roster
+from .sampler import Sampled, sample
+from .sequence import Sequence
+from .step_time import StepTimeFit
+
+Outcome = tuple[Sequence, Sampled | EngineError]
+"""A sequence's next token, or the error that ends its request."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Engine:
+    """Runs requests on one model, many at a time.
+
+    Args:
+        runner: The model.
+        tokenizer: Where each output's detokenizer comes from.
+        max_running: Sequences in a step at most.
+        prefill_chunk: Tokens in a step: decode rows first, prefill fills the rest.
+        clock: Seconds, for the step-time fit.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: DetokenizerSource,
+        *,
+        max_running: int = 16,
+        prefill_chunk: int = 512,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._max_running = max_running
+        self._prefill_chunk = prefill_chunk
+        self._clock = clock
+        self._kv = KVManager(runner.num_blocks, runner.block_size)
+        self._roster = Roster(self._kv, max_running)
+        self._ended_by_replay: list[Sequence] = []
+        """Choices that ended while they were replayed; the next step says so."""
+        self._arrivals = 0
+        self._steps = 0
+        self._scheduled_tokens = 0
+        self._fit = StepTimeFit()
+
+    # --- one step ------------------------------------------------------------------
+    def step(self) -> StepOutput:
+        """Runs one step and returns what came out of it.
+
+        Raises:
+            Exception: Whatever the model raised, running out of memory apart. The
+                engine is as before the step: step again, or `abort_all`.
+        """
+        plan = self._plan()
+        outcomes = self._run(plan)
+        return self._deliver(outcomes)
+
+    def _plan(self) -> Plan:
+        self._roster.admit()
+        return plan_step(self._roster.running, self._prefill_chunk)
+
+    def _run(self, plan: Plan) -> list[Outcome]:
+        """Runs the model and samples; when memory runs out, on part of the plan."""
+        if not plan:
+            return []
+        started = self._clock()
+        ran, logits = run_what_fits(self._runner.run, plan)
+        if isinstance(logits, EngineError):
+            return [(ran[0].sequence, logits)]
+        sampling = [part.sequence for part in ran if part.samples]
+        sampled = sample(logits, [sequence.row for sequence in sampling])
+        for part in ran:
+            part.sequence.num_computed = part.end
+        tokens = num_tokens(ran)
+        self._steps += 1
+        self._scheduled_tokens += tokens
+        self._fit.observe(tokens, (self._clock() - started) * 1e3)
+        return list(zip(sampling, sampled, strict=True))
+
+    def _deliver(self, outcomes: Iterable[Outcome]) -> StepOutput:
+        finished: list[Finished] = []
+        touched, self._ended_by_replay = self._ended_by_replay, []
+        for sequence, outcome in outcomes:
+            if sequence.request.id not in self._roster:
+                continue  # another choice of it failed in this step
+            error = self._accept(sequence, outcome)
+            if error is None:
+                touched.append(sequence)
+            else:
+                finished.append(self._fail(sequence, error))
+        # By identity: a cancelled request may have come again under the same id.
+        here = [one for one in touched if one in self._roster.sequences(one.request.id)]
+        deltas: tuple[TokenDelta, ...] = tuple(
+            delta for one in here if (delta := one.take_delta()) is not None
+        )
+        finished += [
+            self._finish(request_id)
+            for request_id in dict.fromkeys(one.request.id for one in here)
+            if self._roster.has_ended(request_id)
+        ]
+        return StepOutput(deltas=deltas, finished=tuple(finished))
+
+    def _accept(
+        self, sequence: Sequence, outcome: Sampled | EngineError
+    ) -> EngineError | None:
+        """Gives a sequence its token; returns the error that ends its request."""
+        if isinstance(outcome, EngineError):
+            return outcome
+        try:
+            sequence.accept(outcome.token_id, outcome.logprob)
+        except Exception as error:  # noqa: BLE001 - must not end its neighbours
+            _log.exception("request_failed", request_id=sequence.request.id)
+            return EngineError(f"the output could not be processed: {error!r}")
+        if sequence.finish_reason is not None:
+            self._roster.retire(sequence)
+        return None
+
+    def _finish(self, request_id: str) -> Finished:
+        sequences = self._roster.sequences(request_id)
+        self._roster.leave(request_id)
+        return Finished(
+            request_id=request_id,
+            prompt_tokens=sequences[0].num_prompt,
+            choices=tuple(sequence.outcome() for sequence in sequences),
+        )
+
+    def _fail(self, sequence: Sequence, error: EngineError) -> Finished:
+        self._roster.leave(sequence.request.id)
+        return Finished(
+            request_id=sequence.request.id,
+            prompt_tokens=sequence.num_prompt,
+            error=JobError(code=error.code, message=str(error)),
+        )
+
+    # --- requests in and out -----------------------------------------------------
+    def add(self, request: EngineRequest) -> None:
+        """Takes a request; its tokens come out of the following steps.
+
+        Args:
+            request: With `emitted`, it resumes after those tokens.
+
+        Raises:
+            InvalidRequest: A field is wrong, or the id is already here.
+            PromptTooLong: The prompt leaves no room for output.
+            KVPoolExhausted: One choice alone needs more blocks than exist.
+        """
+        self._roster.refuse_duplicate(request)
+        check_request(request, self._runner, self._kv)
+        self._arrivals += 1
+        sequences = tuple(
+            Sequence(
+                request,
+                choice,
+                max_output=output_limit(request, self._runner.max_context),
+                eos_ids=self._runner.eos_token_ids,
+                source=self._tokenizer,
+                arrival=self._arrivals,
+            )
+            for choice in range(request.sampling.n)
+        )
+        for sequence, emitted in zip(sequences, request.emitted, strict=False):
+            sequence.replay(emitted)
+        self._roster.enter(request.id, sequences)
+        self._ended_by_replay += [
+            sequence for sequence in sequences if sequence.finish_reason is not None
+        ]
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a request now: its blocks are free and no output follows.
+
+        Call it between steps; `released` tells what had come out before.
+
+        Returns:
+            False when no such request is here.
+        """
+        return self._roster.leave(request_id)
+
+    def expire(self, request_id: str) -> bool:
+        """Ends a request whose deadline has passed, as `cancel` does."""
+        return self._roster.leave(request_id)
+
+    def abort_all(self) -> tuple[str, ...]:
+        """Drops every request, for a caller whose step raised; all blocks are free.
+
+        Returns:
+            Ids of the dropped requests, to be failed or retried.
+        """
+        dropped = self._roster.ids
+        for request_id in dropped:
+            self._roster.leave(request_id)
+        return dropped
+
+    # --- what can be asked -----------------------------------------------------------
+    def released(
+        self, request_id: str, reason: FinishReason
+    ) -> tuple[FinishedChoice, ...]:
+        """Returns a request's choices as far as they have come out.
+
+        Args:
+            request_id: A request that is here; ask before `cancel` or `expire`.
+            reason: For choices that have not ended by themselves.
+        """
+        sequences = self._roster.sequences(request_id)
+        return tuple(sequence.outcome(reason) for sequence in sequences)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return len(self._roster) > 0
+
+    def capacity(self) -> Capacity:
+        """Returns room and counters."""
+        return Capacity(
+            total_blocks=self._kv.total_blocks,
+            free_blocks=self._kv.free_blocks,
+            max_running=self._max_running,
+            num_running=len(self._roster.running) + len(self._roster.waiting),
+            prefill_backlog=self._roster.prefill_backlog,
+            overruns=self._roster.overruns,
+            steps=self._steps,
+            scheduled_tokens=self._scheduled_tokens,
+            step_fit_ms=self._fit.coefficients,
+        )
+
+    def check_integrity(self) -> None:
+        """Checks the KV books; call it when idle.
+
+        Raises:
+            EngineError: free + used is not the total, or a block is held twice.
+        """
+        self._roster.check_integrity()

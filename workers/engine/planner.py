@@ -1,0 +1,115 @@
+"""Which tokens run in the next step. Pure: sequences in, packed batch out."""
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from ...shared.errors import EngineError
+from .batch import SequenceSlice, StepBatch
+from .sequence import Sequence
+
+
+class PlannedSlice(msgspec.Struct, frozen=True):
+    """Tokens `start` to `start + length - 1` of one sequence."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The sequence's context length once this slice has run."""
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether the slice reaches the sequence's last token, so the next is drawn."""
+        return self.end == self.sequence.num_tokens
+
+
+Plan = tuple[PlannedSlice, ...]
+
+
+def plan_step(running: Iterable[Sequence], token_budget: int) -> Plan:
+    """Plans one step: every decode row, then prefill chunks in order of urgency.
+
+    Args:
+        running: Sequences that hold blocks, most urgent first.
+        token_budget: Tokens in the step; prefill gets at least one, so that many
+            decode rows cannot starve it.
+
+    Returns:
+        Slices in the order in which they are packed.
+    """
+    decodes: list[PlannedSlice] = []
+    prefills: list[Sequence] = []
+    for sequence in running:
+        if sequence.num_uncomputed == 1:
+            decodes.append(PlannedSlice(sequence, sequence.num_computed, 1))
+        else:
+            prefills.append(sequence)
+    chunks: list[PlannedSlice] = []
+    room = max(1, token_budget - len(decodes))
+    for sequence in prefills:
+        length = min(room, sequence.num_uncomputed)
+        chunks.append(PlannedSlice(sequence, sequence.num_computed, length))
+        room -= length
+        if room == 0:
+            break
+    return (*decodes, *chunks)
+
+
+def halve(plan: Plan) -> Plan:
+    """Returns the first half of a plan, or of its only slice.
+
+    Args:
+        plan: More than one slice, or one of more than one token.
+    """
+    if len(plan) > 1:
+        return plan[: len(plan) // 2]
+    only = plan[0]
+    return (PlannedSlice(only.sequence, only.start, only.length // 2),)
+
+
+def num_tokens(plan: Plan) -> int:
+    """Returns how many tokens a plan runs."""
+    return sum(part.length for part in plan)
+
+
+def pack(plan: Plan) -> StepBatch:
+    """Packs a plan's tokens, without padding, for the model runner.
+
+    Raises:
+        EngineError: A sequence has no KV reservation.
+    """
+    total = num_tokens(plan)
+    token_ids = np.empty(total, np.int64)
+    positions = np.empty(total, np.int64)
+    slices: list[SequenceSlice] = []
+    logit_rows: list[int] = []
+    at = 0
+    for part in plan:
+        sequence = part.sequence
+        if sequence.allocation is None:
+            raise EngineError(f"request {sequence.request.id} runs without KV blocks")
+        token_ids[at : at + part.length] = sequence.token_ids[part.start : part.end]
+        positions[at : at + part.length] = np.arange(part.start, part.end)
+        slices.append(
+            SequenceSlice(
+                query_start=at,
+                query_length=part.length,
+                context_length=part.end,
+                block_table=sequence.allocation.table(part.end),
+                prompt_length=sequence.num_prompt,
+            )
+        )
+        at += part.length
+        if part.samples:
+            logit_rows.append(at - 1)
+    return StepBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slices=tuple(slices),
+        logit_rows=np.array(logit_rows, np.int64),
+    )
