@@ -1,0 +1,1 @@
+"""The model: finding, loading, quantizing and running it."""

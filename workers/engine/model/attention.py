@@ -1,0 +1,142 @@
+"""Paged attention behind transformers' AttentionInterface.
+
+The model's own attention modules project and rotate; the function registered here
+writes their keys and values into the paged store and attends over what is stored, this
+step's tokens included. It finds the step through a `StepState` that hangs on each
+attention module, so several models in one process do not meet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from ....shared.errors import EngineError
+from ..kernels import ops
+
+if TYPE_CHECKING:
+    from ..kernels.layout import KVLayer, StepLayout
+
+IMPLEMENTATION: Final = "tokenmill_paged"
+"""Name in the AttentionInterface."""
+_STATE: Final = "tokenmill_state"
+
+
+class StepState:
+    """What attention needs beyond activations: the store, and the step that runs.
+
+    Args:
+        layers: The KV blocks of each layer.
+    """
+
+    def __init__(self, layers: tuple[KVLayer, ...]) -> None:
+        self.layers = layers
+        self._layout: StepLayout | None = None
+        self._rope_lengths: torch.Tensor | None = None
+
+    def begin(self, layout: StepLayout, rope_lengths: torch.Tensor | None) -> None:
+        """Opens a step; everything until `end` belongs to it."""
+        self._layout = layout
+        self._rope_lengths = rope_lengths
+
+    def end(self) -> None:
+        """Closes the step; attention outside of one is an error."""
+        self._layout = None
+        self._rope_lengths = None
+
+    @property
+    def layout(self) -> StepLayout:
+        """The open step's layout."""
+        if self._layout is None:
+            raise EngineError("attention was called outside of a step")
+        return self._layout
+
+    @property
+    def rope_lengths(self) -> torch.Tensor:
+        """int64 [tokens] of the open step; only kept for length-dependent RoPE."""
+        if self._rope_lengths is None:
+            raise EngineError("the open step carries no sequence lengths for RoPE")
+        return self._rope_lengths
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Stores k and v, then attends over the store.
+
+        Args:
+            layer: Index of the layer.
+            q: float32 [tokens, heads, head_dim].
+            k: float32 [tokens, kv_heads, head_dim].
+            v: As `k`.
+            scale: Factor on the dot products.
+            window: Keys that a query sees at most, its own included.
+            alibi_slopes: float32 [heads] or None.
+
+        Returns:
+            float32 [tokens, heads, head_dim].
+        """
+        store, layout = self.layers[layer], self.layout
+        ops.kv_write(k, v, store, layout)
+        return ops.paged_attention(
+            q, store, layout, scale=scale, window=window, alibi_slopes=alibi_slopes
+        )
+
+
+def attach(attention: nn.Module, state: StepState) -> None:
+    """Lets an attention module's calls find the step."""
+    setattr(attention, _STATE, state)
+
+
+def register() -> None:
+    """Makes the implementation known to transformers (idempotent)."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, paged_attention_forward)
+
+
+def paged_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  (the interface passes it)
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_unused: object,
+) -> tuple[torch.Tensor, None]:
+    """What transformers' attention modules call, with packed sequences.
+
+    Args:
+        module: The caller, with a state attached.
+        query: [1, heads, tokens, head_dim], rotated.
+        key: [1, kv_heads, tokens, head_dim], rotated.
+        value: As `key`.
+        attention_mask: Not used: causality is the kernel's.
+        scaling: Factor on the dot products; None is head_dim ** -0.5.
+        sliding_window: Keys that a query sees at most.
+
+    Returns:
+        [1, tokens, heads, head_dim] in the query's dtype, and no weights.
+    """
+    state: StepState = getattr(module, _STATE)
+    layer: int = getattr(module, "layer_idx")  # noqa: B009  (typed as a module)
+    q, k, v = (part[0].transpose(0, 1).float() for part in (query, key, value))
+    out = state.attend(
+        layer,
+        q,
+        k,
+        v,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+    )
+    return out.to(query.dtype)[None], None

@@ -1,0 +1,113 @@
+"""Falcon's attention: transformers' own does not go through the AttentionInterface."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from .attention import StepState
+
+
+class _FalconConfig(Protocol):
+    alibi: bool
+
+
+class FalconAttention(Protocol):
+    """What is read of transformers' module."""
+
+    config: _FalconConfig
+    query_key_value: nn.Module
+    dense: nn.Module
+    layer_idx: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    inv_norm_factor: float
+    new_decoder_architecture: bool
+    multi_query: bool
+
+
+class PagedFalconAttention(nn.Module):
+    """Takes the place of FalconAttention, with its projections, over the paged store.
+
+    Covers multi-head, multi-query and grouped-query Falcons, rotary or ALiBi. Keys and
+    values are stored once per KV head, where the original repeats them for every head.
+
+    Args:
+        original: The FalconAttention to replace; its projections are shared.
+        state: The store and the running step.
+    """
+
+    def __init__(self, original: FalconAttention, state: StepState) -> None:
+        super().__init__()
+        self.query_key_value = original.query_key_value
+        self.dense = original.dense
+        self._state = state
+        self._layer = int(original.layer_idx)
+        self._heads = int(original.num_heads)
+        self._head_dim = int(original.head_dim)
+        self._kv_heads = int(original.num_kv_heads)
+        self._grouped = bool(original.new_decoder_architecture or original.multi_query)
+        self._scale = float(original.inv_norm_factor)
+        # The bias joins the scores before they are scaled, so the slopes are, too.
+        self._slopes = (
+            alibi_slopes(self._heads) * self._scale if original.config.alibi else None
+        )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **_unused: object,
+    ) -> tuple[torch.Tensor, None]:
+        """Returns [1, tokens, hidden] for packed tokens, and no weights.
+
+        Args:
+            hidden_states: [1, tokens, hidden], normed.
+            position_embeddings: Cosines and sines [1, tokens, head_dim].
+        """
+        from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
+
+        q, k, v = self._split(self.query_key_value(hidden_states)[0])
+        if self._slopes is None and position_embeddings is not None:
+            cos, sin = (part[0] for part in position_embeddings)
+            q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)
+        out = self._state.attend(
+            self._layer,
+            q.float(),
+            k.float(),
+            v.float(),
+            scale=self._scale,
+            alibi_slopes=self._slopes,
+        )
+        merged = out.reshape(1, out.shape[0], -1).to(hidden_states.dtype)
+        return self.dense(merged), None
+
+    def _split(
+        self, fused: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cuts [tokens, features] into q, k and v, each [tokens, heads, head_dim]."""
+        tokens = fused.shape[0]
+        if self._grouped:  # per KV head: its queries, then its key, then its value
+            parts = fused.view(tokens, self._kv_heads, -1, self._head_dim)
+            q, k, v = parts[:, :, :-2], parts[:, :, -2], parts[:, :, -1]
+            return q.reshape(tokens, self._heads, self._head_dim), k, v
+        parts = fused.view(tokens, self._heads, 3, self._head_dim)
+        return parts[:, :, 0], parts[:, :, 1], parts[:, :, 2]
+
+
+def alibi_slopes(num_heads: int) -> torch.Tensor:
+    """Returns ALiBi's slope for each head, float32 [num_heads].
+
+    They fall geometrically; when the number of heads is no power of two, the remaining
+    heads take every second slope of twice as many. transformers rounds them to
+    bfloat16, and so do we.
+    """
+    whole = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (head + 1) / whole) for head in range(whole)]
+    between = [2.0 ** (-4.0 * (2 * head + 1) / whole) for head in range(whole)]
+    slopes += between[: num_heads - whole]
+    return torch.tensor(slopes, dtype=torch.float32).bfloat16().float()

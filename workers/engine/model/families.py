@@ -1,0 +1,152 @@
+"""The model families that are served, and what differs between them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ....shared.errors import ModelLoadError
+from ..kv.store import KVShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One architecture of transformers."""
+
+    model_type: str
+    """As `config.json` names it."""
+    config_class: str
+    model_class: str
+    layers: str
+    """Dotted path of the list of decoder layers in the model."""
+    attention: str
+    """Name of the attention module in a layer."""
+    llama_pattern: bool = False
+    """Runs through the fused decoder (`llama_fused.py`)."""
+
+    @property
+    def package(self) -> str:
+        """The transformers package that holds its code."""
+        return f"transformers.models.{self.model_type}"
+
+    def load_config(self, directory: Path) -> PreTrainedConfig:
+        """Reads config.json with the family's own class."""
+        module = importlib.import_module(
+            f"{self.package}.configuration_{self.model_type}"
+        )
+        config_class: type[PreTrainedConfig] = getattr(module, self.config_class)
+        try:
+            config: PreTrainedConfig = config_class.from_pretrained(directory)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ModelLoadError(
+                f"{directory}/config.json is not a valid {self.model_type} "
+                f"configuration: {error}"
+            ) from error
+        return config
+
+    def load_class(self) -> type[PreTrainedModel]:
+        """Imports the model's class; only this family's code is imported."""
+        module = importlib.import_module(f"{self.package}.modeling_{self.model_type}")
+        model_class: type[PreTrainedModel] = getattr(module, self.model_class)
+        return model_class
+
+
+def _llama_like(model_type: str, stem: str, *, fused: bool = True) -> Family:
+    return Family(
+        model_type=model_type,
+        config_class=f"{stem}Config",
+        model_class=f"{stem}ForCausalLM",
+        layers="model.layers",
+        attention="self_attn",
+        llama_pattern=fused,
+    )
+
+
+FAMILIES: Final = {
+    family.model_type: family
+    for family in (
+        _llama_like("llama", "Llama"),
+        _llama_like("mistral", "Mistral"),
+        _llama_like("qwen2", "Qwen2"),
+        _llama_like("qwen3", "Qwen3"),
+        _llama_like("glm4", "Glm4", fused=False),
+        Family(
+            model_type="gpt2",
+            config_class="GPT2Config",
+            model_class="GPT2LMHeadModel",
+            layers="transformer.h",
+            attention="attn",
+        ),
+        Family(
+            model_type="falcon",
+            config_class="FalconConfig",
+            model_class="FalconForCausalLM",
+            layers="transformer.h",
+            attention="self_attention",
+        ),
+    )
+}
+
+
+def read_config(directory: Path) -> dict[str, object]:
+    """Reads config.json as it stands; ModelLoadError if it is missing or broken."""
+    file = directory / "config.json"
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} is no JSON object")
+    return content
+
+
+def family_of(directory: Path) -> Family:
+    """Returns the family of a checkpoint.
+
+    Args:
+        directory: With config.json.
+
+    Raises:
+        ModelLoadError: Not a supported architecture; the message lists those.
+    """
+    content = read_config(directory)
+    model_type = content.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None:
+        raise ModelLoadError(
+            f"architecture {model_type!r} of {directory} is not supported; supported "
+            f"are: {', '.join(sorted(FAMILIES))}"
+        )
+    if content.get("quantization_config"):
+        raise ModelLoadError(
+            f"{directory} holds weights that are quantized already; give the float "
+            "checkpoint: weights are quantized at load"
+        )
+    if content.get("is_encoder_decoder") or content.get("add_cross_attention"):
+        raise ModelLoadError(
+            f"{directory} has cross-attention; only decoder-only models are served"
+        )
+    return family
+
+
+def kv_shape(config: PreTrainedConfig) -> KVShape:
+    """Returns layers, KV heads and head size of a supported model's configuration."""
+    heads = int(config.num_attention_heads)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if config.model_type == "falcon":
+        if config.new_decoder_architecture:
+            kv_heads = config.num_kv_heads
+        else:
+            kv_heads = 1 if config.multi_query else heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return KVShape(
+        num_layers=int(config.num_hidden_layers),
+        num_kv_heads=int(kv_heads),
+        head_dim=int(head_dim),
+    )
