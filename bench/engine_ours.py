@@ -119,18 +119,25 @@ def run_ours(
     seconds = time.perf_counter() - began
     cpu_s = time.process_time() - cpu_before
     engine.check_integrity()
-    capacity = engine.capacity()
     if produced != output_tokens(items):
         raise SystemExit(f"{produced} tokens came out, not {output_tokens(items)}")
-    decode_steps = max(1, clock.steps["decode"])
-    base, slope = capacity.step_fit_ms
     return {
         "output_tokens_per_s": produced / seconds,
-        "total_tokens_per_s": capacity.scheduled_tokens / seconds,
+        "total_tokens_per_s": engine.capacity().scheduled_tokens / seconds,
         "seconds": seconds,
         "cpu_s": cpu_s,
         "load_s": load_s,
         "output_tokens": produced,
+        "outside_model_s": seconds - sum(clock.seconds.values()),
+        **_engine_figures(engine, clock),
+    }
+
+
+def _engine_figures(engine: Engine, clock: StepClock) -> Figures:
+    capacity = engine.capacity()
+    base, slope = capacity.step_fit_ms
+    decode_steps = max(1, clock.steps["decode"])
+    return {
         "scheduled_tokens": capacity.scheduled_tokens,
         "gemm_rows": clock.gemm_rows,
         "steps": capacity.steps,
@@ -141,7 +148,6 @@ def run_ours(
         "prefill_s": clock.seconds["prefill"],
         "prefill_tokens": clock.prefill_tokens,
         "decode_rows": clock.decode_rows,
-        "outside_model_s": seconds - sum(clock.seconds.values()),
         "step_fit_base_ms": base,
         "step_fit_ms_per_token": slope,
     }

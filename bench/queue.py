@@ -97,11 +97,15 @@ def client(*arguments: object, **pipes: object) -> "subprocess.Popen":
 
 
 def report(running: "subprocess.Popen") -> dict[str, float]:
+    return json.loads(output_of(running))  # type: ignore[no-any-return]
+
+
+def output_of(running: "subprocess.Popen") -> str:
     """What a client process printed last."""
     output, _ = running.communicate(timeout=300)
     if running.returncode:
         raise SystemExit(f"{running.args} ended with {running.returncode}")
-    return json.loads(output.strip().splitlines()[-1])  # type: ignore[no-any-return]
+    return str(output).strip().splitlines()[-1]
 
 
 def cpu_s(pid: int) -> float:
@@ -136,8 +140,60 @@ def throughput(url: str, jobs: int) -> dict[str, float]:
     }
 
 
-def latency(url: str, jobs: int) -> dict[str, float]:
-    return report(client("pace", url, jobs, RATE, stdout=subprocess.PIPE))
+def latency(url: str, jobs: int) -> dict[str, object]:
+    """From before each submit until a subscriber, in a third process, hears the end.
+
+    Stages by Redis's clock, in whole milliseconds: queue ends with the dispatch,
+    dispatch with the start, publish with the end in the subscriber's hands.
+    """
+    pipe = subprocess.PIPE
+    ears = client("hear", url, jobs + 1, stdout=pipe)
+    assert ears.stdout is not None
+    ears.stdout.readline()
+    began = report(client("pace", url, jobs, RATE, stdout=pipe))
+    heard = report(ears)
+    figures: dict[str, object] = dict(percentiles(whole_path(began, heard)))
+    for name, times in stages(url, began, heard).items():
+        figures[f"{name}_ms"] = {k[:-3]: v for k, v in percentiles(times).items()}
+    return figures
+
+
+def whole_path(began: dict[str, float], heard: dict[str, float]) -> list[float]:
+    return [(heard[job_id] - at) * 1000 for job_id, at in began.items()]
+
+
+def stages(
+    url: str, began: dict[str, float], heard: dict[str, float]
+) -> dict[str, list[float]]:
+    import redis
+
+    fields = ("dispatched_ms", "started_ms")
+    times: dict[str, list[float]] = {"queue": [], "dispatch": [], "publish": []}
+    with redis.Redis.from_url(url) as server:
+        for job_id, at in began.items():
+            dispatched, started = map(
+                int, server.hmget(f"tm:{{echo:0}}:job:{job_id}", fields)
+            )
+            times["queue"].append(max(dispatched - at * 1000, 0.0))
+            times["dispatch"].append(started - dispatched)
+            times["publish"].append(heard[job_id] * 1000 - started)
+    return times
+
+
+def percentiles(times_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(times_ms)
+    return {
+        "p50_ms": round(ordered[len(ordered) // 2], 2),
+        "p99_ms": round(ordered[int(len(ordered) * 0.99)], 2),
+        "max_ms": round(ordered[-1], 2),
+    }
+
+
+def result_latency(url: str, jobs: int) -> dict[str, float]:
+    """From before each submit until its result is read, in one client."""
+    running = client("results", url, jobs, RATE, stdout=subprocess.PIPE)
+    found = percentiles(json.loads(output_of(running)))
+    return {f"result_{name}": value for name, value in found.items()}
 
 
 def arq_rate(url: str, jobs: int) -> dict[str, float]:
@@ -186,6 +242,7 @@ def main() -> None:
             print(f"throughput: {figures['jobs_per_s']} jobs/s", flush=True)
             figures |= latency(url, options.paced)
             print(f"at {RATE:.0f} jobs/s: P99 {figures['p99_ms']} ms", flush=True)
+            figures |= result_latency(url, options.paced)
         figures |= arq_rate(url, options.arq_jobs)
     figures["targets"] = TARGETS
     print(json.dumps(figures), flush=True)

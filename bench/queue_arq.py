@@ -23,6 +23,7 @@ async def noop(_context: dict[str, object]) -> None:
 
 
 async def measure(url: str, count: int) -> None:
+    """Enqueues the jobs, times a burst worker on them and prints the rates as JSON."""
     settings = RedisSettings.from_dsn(url)
     pool = await create_pool(
         settings,

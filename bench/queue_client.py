@@ -2,19 +2,28 @@
 
     queue_client.py produce URL JOBS     job ids and prompts to standard output
     queue_client.py read URL JOBS        the same from standard input
-    queue_client.py pace URL JOBS RATE   one job at a time, with its latency
+    queue_client.py pace URL JOBS RATE   one at a time: the time of each submit
+    queue_client.py hear URL JOBS        a subscriber: the time of each end it hears
+    queue_client.py results URL JOBS RATE  as pace, with latencies up to the result
 
 Each prints one JSON object at its end (the producer to standard error).
 """
 
 import asyncio
+import gc
 import json
 import sys
 import time
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+import redis
 
 from tokenmill import Client, Prompt, Sampling
+from tokenmill.shared.keys import Keys
 
 MODEL = "echo"
+T = TypeVar("T")
 BATCH = 1000
 """Prompts per `submit_many`."""
 
@@ -74,23 +83,65 @@ async def check(mill: Client, expected: dict[str, str]) -> tuple[int, int]:
     return right, wrong
 
 
+async def at_rate(
+    count: int, per_second: float, work: Callable[[int], Coroutine[object, object, T]]
+) -> list[T]:
+    """Starts a piece of work at every beat, whether or not earlier ones have ended."""
+    began = time.perf_counter()
+    tasks = []
+    for number in range(count):
+        late = began + number / per_second - time.perf_counter()
+        await asyncio.sleep(max(late, 0.0))
+        tasks.append(asyncio.create_task(work(number)))
+    return [await task for task in tasks]
+
+
 async def pace(url: str, count: int, per_second: float) -> None:
-    """Submits at a fixed rate and times each job from submit to its result."""
+    """Submits at a fixed rate; prints when each submit began, by job id."""
+
+    async def submit(number: int) -> tuple[str, float]:
+        asked = prompt(number)
+        began = time.time()
+        return (await mill.submit(asked)).id, began
+
+    async with Client(url) as mill:
+        await submit(0)
+        settle()
+        print(json.dumps(dict(await at_rate(count, per_second, submit))), flush=True)
+
+
+async def results(url: str, count: int, per_second: float) -> None:
+    """Submits at a fixed rate and times each job up to its result in hand."""
     async with Client(url) as mill:
         await once(mill, 0)
-        began = time.perf_counter()
-        tasks = []
-        for number in range(count):
-            late = began + number / per_second - time.perf_counter()
-            await asyncio.sleep(max(late, 0.0))
-            tasks.append(asyncio.create_task(once(mill, number)))
-        latencies = sorted([await task for task in tasks])
-    report = {
-        "p50_ms": round(latencies[len(latencies) // 2], 2),
-        "p99_ms": round(latencies[int(len(latencies) * 0.99)], 2),
-        "max_ms": round(latencies[-1], 2),
-    }
-    print(json.dumps(report), flush=True)
+        settle()
+        latencies = await at_rate(count, per_second, lambda n: once(mill, n))
+    print(json.dumps(latencies), flush=True)
+
+
+def hear(url: str, count: int) -> None:
+    """Prints when the end of each job was heard, by job id."""
+    wake = Keys(MODEL, 0).wake("")
+    heard: dict[str, float] = {}
+    with redis.Redis.from_url(url).pubsub() as pubsub:
+        pubsub.psubscribe(f"{wake}*")
+        pubsub.get_message(timeout=5)
+        settle()
+        print("ready", flush=True)
+        while len(heard) < count:
+            message = pubsub.get_message(timeout=30)
+            now = time.time()
+            if message is None:
+                raise SystemExit(f"heard {len(heard)} ends of {count}")
+            if b'"end"' in message["data"]:
+                heard[message["channel"].decode().removeprefix(wake)] = now
+    print(json.dumps(heard), flush=True)
+
+
+def settle() -> None:
+    """Keeps pauses of this process's garbage collector out of the figures."""
+    gc.collect()
+    gc.freeze()
 
 
 async def once(mill: Client, number: int) -> float:
@@ -111,8 +162,11 @@ def main() -> None:
         asyncio.run(produce(url, count))
     elif kind == "read":
         asyncio.run(read(url, count))
+    elif kind == "hear":
+        hear(url, count)
     else:
-        asyncio.run(pace(url, count, float(sys.argv[4])))
+        paced = pace if kind == "pace" else results
+        asyncio.run(paced(url, count, float(sys.argv[4])))
 
 
 if __name__ == "__main__":

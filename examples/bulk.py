@@ -10,6 +10,7 @@ TOPICS = ("rain", "bread", "trains", "moss", "glass", "tides", "bees", "chalk")
 
 
 def main() -> None:
+    """Submits them all and prints each fact as it comes."""
     prompts = [
         Prompt(
             f"A short fact about {topic}:",

@@ -6,6 +6,7 @@ from tokenmill import Client, Prompt, Sampling
 
 
 async def main() -> None:
+    """Prints the answer piece by piece, then how it ended."""
     prompt = Prompt("Once upon a time", sampling=Sampling(max_tokens=64))
     async with Client() as mill:
         job = await mill.submit(prompt)

@@ -6,6 +6,7 @@ from tokenmill import Client, Message, Prompt, Sampling
 
 
 async def main() -> None:
+    """Prints the answer, its length and what it took."""
     prompt = Prompt(
         messages=(Message("user", "Name three colours of the sky."),),
         sampling=Sampling(max_tokens=48),

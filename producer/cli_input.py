@@ -61,6 +61,26 @@ def decode_text(raw: bytes, source: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
+def read_content(
+    argument: str | None, file: Path | None, *, chat: bool, system: str | None
+) -> dict[str, object]:
+    """Returns the `text` or the `messages` of a prompt.
+
+    Args:
+        argument: As in `read_text`.
+        file: As in `read_text`.
+        chat: The text is a user's message.
+        system: A system message before it; implies `chat`.
+
+    Raises:
+        InvalidRequest: As in `read_text`.
+    """
+    text = read_text(argument, file)
+    if chat or system is not None:
+        return {"messages": build_messages(text, system)}
+    return {"text": text}
+
+
 def build_messages(text: str, system: str | None) -> tuple[Message, ...]:
     """Returns a conversation of one user message after an optional system message."""
     turns = () if system is None else (Message("system", system),)

@@ -9,7 +9,7 @@ import typer
 
 from ..shared.cli_support import handle_errors
 from ..shared.messages import DEFAULT_MODEL, DEFAULT_TENANT, JobClass
-from .cli_input import build_messages, build_prompt, parse_logit_bias, read_text
+from .cli_input import build_prompt, parse_logit_bias, read_content
 from .cli_output import DeltaPrinter, print_json, print_note, print_result
 
 if TYPE_CHECKING:
@@ -142,40 +142,37 @@ async def submit(
     ] = False,
 ) -> None:
     """Submit a prompt and print what the model answers."""
-    content = read_text(text, file)
-    body: dict[str, object] = {"text": content}
-    if chat or system is not None:
-        body = {"messages": build_messages(content, system)}
+    sampling = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop,
+        "stop_token_ids": stop_id,
+        "logprobs": logprobs,
+        "n": n,
+        "ignore_eos": ignore_eos or None,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": parse_logit_bias(logit_bias or []),
+    }
+    queueing = {
+        "model": model,
+        "control_tokens": control_tokens,
+        "job_class": job_class,
+        "tenant": tenant,
+        "priority": priority,
+        "idempotency_key": idempotency_key,
+        "deadline_s": deadline,
+        "delay_s": delay,
+    }
     prompt = build_prompt(
-        body,
-        {
-            "model": model,
-            "control_tokens": control_tokens,
-            "job_class": job_class,
-            "tenant": tenant,
-            "priority": priority,
-            "idempotency_key": idempotency_key,
-            "deadline_s": deadline,
-            "delay_s": delay,
-            "sampling": {
-                "max_tokens": max_tokens,
-                "min_tokens": min_tokens,
-                "temperature": temperature,
-                "top_p": top_p,
-                "top_k": top_k,
-                "min_p": min_p,
-                "seed": seed,
-                "stop": stop,
-                "stop_token_ids": stop_id,
-                "logprobs": logprobs,
-                "n": n,
-                "ignore_eos": ignore_eos or None,
-                "repetition_penalty": repetition_penalty,
-                "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty,
-                "logit_bias": parse_logit_bias(logit_bias or []),
-            },
-        },
+        read_content(text, file, chat=chat, system=system),
+        {**queueing, "sampling": sampling},
     )
     following = Following(
         stream=stream, wait=wait, keep=keep, timeout_s=timeout_s, as_json=as_json

@@ -1,19 +1,54 @@
 """The bell: something arrived, or room was made."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import redis.asyncio
 
+MOST_ARRIVALS: Final = 16
+LONGEST: Final = 4096
 SILENCE_S: Final = 10.0
 """After this long without a message the connection is checked."""
 
 
+class Ring(msgspec.Struct, frozen=True):
+    """One message of the bell."""
+
+    word: str
+    arrivals: tuple[tuple[str, str], ...] = ()
+    """Class and id of jobs that have just come, where they are few."""
+
+
+class Bell(asyncio.Event):
+    """Wakes one part of the scheduler, unless the cause is none of its business.
+
+    Args:
+        concerns: Tells by the message; None: every ring matters.
+    """
+
+    def __init__(self, concerns: Callable[[Ring], bool] | None = None) -> None:
+        super().__init__()
+        self._concerns = concerns
+
+    def ring(self, ring: Ring) -> None:
+        """Sets the event if this message matters."""
+        if self._concerns is None or self._concerns(ring):
+            self.set()
+
+
+def parse_ring(data: bytes) -> Ring:
+    """Reads a message; whatever a stranger may have sent is a ring."""
+    word, *rest = data[:LONGEST].decode(errors="replace").split(" ")
+    pairs = [part.partition(":") for part in rest[:MOST_ARRIVALS]]
+    return Ring(word, tuple((kind, name) for kind, _, name in pairs if name))
+
+
 async def listen(
-    client: "redis.asyncio.Redis", channel: str, bells: Sequence[asyncio.Event]
+    client: "redis.asyncio.Redis", channel: str, bells: Sequence[Bell]
 ) -> None:
-    """Sets every event at each message, until cancelled.
+    """Rings every bell at each message, until cancelled.
 
     Args:
         client: Redis.
@@ -29,8 +64,10 @@ async def listen(
                 continue
             # The acknowledgement counts: what rang before it was not heard.
             if message["type"] in ("message", "subscribe"):
+                told = message["type"] == "message"
+                ring = parse_ring(message["data"] if told else b"")
                 for bell in bells:
-                    bell.set()
+                    bell.ring(ring)
 
 
 async def heard(bell: asyncio.Event, timeout_s: float | None) -> bool:

@@ -5,29 +5,29 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ..shared import clock
+
 RATE_WINDOW_S: Final = 1.0
 """Arrivals are forgotten with this time constant."""
 
 
 class RedisClock:
-    """Redis time from the local monotonic clock and the last observation.
+    """The clock of Redis, set by replies of TIME.
 
     Args:
         monotonic: Local clock in seconds; replaced by tests.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._offset_ms = time.time() * 1000.0 - monotonic() * 1000.0
+        self._clock = clock.RedisClock(monotonic)
 
     def observe(self, seconds: int, microseconds: int) -> None:
         """Sets the clock by a reply of TIME that has just arrived."""
-        now_ms = seconds * 1000.0 + microseconds / 1000.0
-        self._offset_ms = now_ms - self._monotonic() * 1000.0
+        self._clock.observe(seconds * 1000.0 + microseconds / 1000.0)
 
     def now_ms(self) -> int:
         """Returns the present Redis time in milliseconds."""
-        return int(self._monotonic() * 1000.0 + self._offset_ms)
+        return self._clock.now_ms()
 
 
 class ArrivalRate:

@@ -11,9 +11,9 @@ import structlog
 from ..shared.errors import PromptTooLong
 from ..shared.keys import Keys
 from ..shared.scripts import DispatchItem, DispatchReply, Scripts
-from .bell import heard
+from .bell import Bell, heard
 from .clock import ArrivalRate, RedisClock
-from .groups import view_of
+from .groups import GroupReader
 from .leader import LeadershipLost
 from .policy import plan
 from .refusing import Refuser
@@ -37,6 +37,7 @@ class Dispatcher:
         keys: Its names.
         fence: The active scheduler's number.
         name: Unique to this leadership; begins every batch's name.
+        groups: The live groups.
         room: Ready jobs.
         refuser: Ends what can never run.
         clock: The clock of Redis.
@@ -54,6 +55,7 @@ class Dispatcher:
         keys: Keys,
         fence: int,
         name: str,
+        groups: GroupReader,
         room: WaitingRoom,
         refuser: Refuser,
         clock: RedisClock,
@@ -66,6 +68,7 @@ class Dispatcher:
         self._scripts = scripts
         self._keys = keys
         self._fence = fence
+        self._groups = groups
         self._room = room
         self._refuser = refuser
         self._clock = clock
@@ -76,7 +79,7 @@ class Dispatcher:
         self._batch_names = (f"{name}-{n}" for n in itertools.count(1))
         self._fairness = Fairness()
         self._swept_at = 0.0
-        self.changed = asyncio.Event()
+        self.changed = Bell()
 
     async def run(self) -> None:
         """Plans whenever something changed, and at every tick while jobs wait."""
@@ -94,7 +97,7 @@ class Dispatcher:
         if not len(self._room):
             return None
         await self._sweep()
-        groups = [v for i in await self._scripts.groups() if (v := view_of(i))]
+        groups = await self._groups.current()
         now_ms = self._clock.now_ms()
         self._room.take_all(self._room.expired(now_ms))
         snapshot = Snapshot(

@@ -1,12 +1,65 @@
 """Live worker groups as the policy sees them."""
 
-from typing import Final
+import time
+from collections.abc import Sequence
+from typing import Final, cast
 
+import redis.asyncio
+
+from ..shared.keys import Keys
 from ..shared.script_types import GroupInfo
+from ..shared.scripts_scheduler import group_info
 from .snapshot import GroupView
 
 PREFILL_CHUNK: Final = 512
 """Prompt tokens of one engine step at most: what bounds its time."""
+FRESH_S: Final = 0.01
+"""Groups read along with a job's input are still right for the plan that follows;
+the dispatch script checks the credit in any case."""
+
+
+class GroupReader:
+    """The shard's live groups, read in one round trip, or along with another read.
+
+    Args:
+        client: Redis.
+        keys: The shard's names.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis", keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._names: tuple[bytes, ...] = ()
+        self._views: list[GroupView] = []
+        self._fresh_until = 0.0
+
+    def commands(self) -> list[tuple[str, ...]]:
+        """Returns the reads whose replies `keep` takes."""
+        keys = self._keys
+        groups = [("HGETALL", keys.group(name.decode())) for name in self._names]
+        return [("ZRANGE", keys.groups, "0", "-1"), *groups]
+
+    async def current(self) -> list[GroupView]:
+        """Returns the groups. What was read along serves once: a plan changes it."""
+        for _ in range(2):  # once more when groups came that were not asked for
+            if time.monotonic() < self._fresh_until:
+                self._fresh_until = 0.0
+                return self._views
+            pipe = self._client.pipeline(transaction=False)
+            for command in self.commands():
+                pipe.execute_command(*command)
+            self.keep(await pipe.execute())
+        return self._views
+
+    def keep(self, replies: Sequence[object]) -> None:
+        """Takes the replies to `commands`, read along with something else."""
+        members = cast("list[bytes]", replies[0])
+        known, self._names = set(self._names), tuple(members)
+        rows = cast("list[dict[bytes, bytes]]", replies[1:])
+        views = [view_of(group_info(row)) for row in rows if row]
+        self._views = [view for view in views if view is not None]
+        complete = known.issuperset(members)
+        self._fresh_until = time.monotonic() + FRESH_S if complete else 0.0
 
 
 def view_of(info: GroupInfo) -> GroupView | None:

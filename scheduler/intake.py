@@ -9,10 +9,11 @@ import redis.asyncio
 from ..shared.errors import ProtocolError
 from ..shared.keys import Keys, bucket_of
 from ..shared.messages import ModelCard
-from .bell import heard
+from .bell import Bell, Ring, heard
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
 from .entries import Entry, parse_entry
+from .groups import GroupReader
 from .reading import LaneReader, RawEntry
 from .refusing import Refuser
 from .snapshot import WaitingJob
@@ -23,6 +24,8 @@ CHUNK_JOBS: Final = 256
 """Jobs fetched and tokenized at once."""
 CHUNK_BYTES: Final = 256 * 1024
 """Payload of a chunk: the tokenizer's thread is not held longer by one class."""
+NOT_ARRIVALS: Final = {"room", "group"}
+"""Words of the bell that bring no entry, though perhaps room for those left out."""
 POLL_S: Final = 0.5
 """How often the lanes are looked at when no bell rings."""
 
@@ -34,6 +37,7 @@ class Intake:
         client: Redis.
         keys: The shard's names.
         reader: The lanes of this class.
+        groups: Read along with the inputs, for the plan that follows.
         room: Where ready jobs go.
         tokenizers: The process's tokenizer thread.
         cards: The model's card.
@@ -51,6 +55,7 @@ class Intake:
         client: "redis.asyncio.Redis",
         keys: Keys,
         reader: LaneReader,
+        groups: GroupReader,
         room: WaitingRoom,
         tokenizers: TokenizerThread,
         cards: CardReader,
@@ -64,6 +69,7 @@ class Intake:
         self._client = client
         self._keys = keys
         self._reader = reader
+        self._groups = groups
         self._room = room
         self._tokenizers = tokenizers
         self._cards = cards
@@ -73,26 +79,52 @@ class Intake:
         self._buckets = buckets
         self._max_bytes = max_bytes
         self._changed = changed
-        self.bell = asyncio.Event()
+        self.bell = Bell(self._concerned)
+
+        self._named: list[str] = []
+        """Jobs that the bell has named: their inputs are read with their entries."""
+        self._inputs: dict[str, bytes | None] = {}
+
+    def _concerned(self, ring: Ring) -> bool:
+        mine = [name for kind, name in ring.arrivals if kind == self._reader.job_class]
+        if len(self._named) < CHUNK_JOBS:
+            self._named += mine
+        if ring.arrivals:
+            return bool(mine)
+        return self._reader.held_back or ring.word not in NOT_ARRIVALS
 
     async def run(self) -> None:
         """Reads whenever the bell rings, and now and then, until cancelled."""
         while True:
             self.bell.clear()
-            # Another read follows at once while there is more: a bell rings once.
+            # What arrives after a read rings again; what a read left behind does not.
             while await self.step():
                 pass
             await heard(self.bell, POLL_S)
 
     async def step(self) -> bool:
-        """Takes in what can be read now; whether there was anything."""
+        """Takes in what can be read now; whether more is left."""
         card = await self._cards.current()
         if card is None or not await self._tokenizers.ready(self._client, card):
             return False
-        raw = await self._reader.read()
+        raw = await self._read()
         for chunk in _chunks(await self._parsed(raw)):
             await self._take_in(chunk, card)
-        return bool(raw)
+        return self._reader.full
+
+    async def _read(self) -> list[RawEntry]:
+        """Reads entries, and with them all that a plan needs of jobs the bell named."""
+        named, self._named, self._inputs = self._named, [], {}
+        along: list[tuple[str, ...]] = []
+        if named:
+            inputs = (self._keys.input(job_id) for job_id in named)
+            along = [("MGET", *inputs), *self._groups.commands()]
+        entries, replies = await self._reader.read(along)
+        if named:
+            payloads = cast("list[bytes | None]", replies[0])
+            self._inputs = dict(zip(named, payloads, strict=True))
+            self._groups.keep(replies[1:])
+        return entries
 
     async def _parsed(self, raw: Sequence[RawEntry]) -> list[Entry]:
         entries: list[Entry] = []
@@ -135,6 +167,10 @@ class Intake:
         self, entries: Sequence[Entry]
     ) -> tuple[list[RawJob], list[Entry]]:
         """Reads payloads (and ids of resumed jobs); buries entries without one."""
+        here = [self._inputs.get(entry.job_id) for entry in entries]
+        if all(here) and not any(entry.resumed for entry in entries):
+            raw = [RawJob(payload, None) for payload in here if payload]
+            return raw, list(entries)
         names = [self._keys.input(entry.job_id) for entry in entries]
         resumed = [entry for entry in entries if entry.resumed]
         names += [self._keys.ids(entry.job_id) for entry in resumed]
@@ -142,7 +178,7 @@ class Intake:
         ids = dict(
             zip([e.job_id for e in resumed], values[len(entries) :], strict=True)
         )
-        raw: list[RawJob] = []
+        raw = []
         known: list[Entry] = []
         for entry, payload in zip(entries, values[: len(entries)], strict=True):
             if payload is None:

@@ -7,6 +7,7 @@ from typing import Final, cast
 import redis.asyncio
 import structlog
 
+from ..shared.collector import settle
 from ..shared.config import Config
 from ..shared.keys import MODEL_NAME, POOL, SHARDS, Keys
 from ..shared.messages import PoolCard, encode
@@ -129,6 +130,7 @@ async def serve(client: "redis.asyncio.Redis", config: Config, *, standby: bool)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     scheduler = PoolScheduler(client, config, standby=standby)
+    settle()
     running = asyncio.create_task(scheduler.run(), name="pool")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,7 @@
 """Reading the waiting streams from cursors kept in memory."""
 
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 import redis.asyncio
@@ -14,6 +16,9 @@ from .waiting import WaitingRoom
 ROUND_ENTRIES: Final = 1_024
 """Entries read in one round, over all lanes, so that a round has a bound."""
 LEAST_PER_LANE: Final = 8
+REMEMBERED: Final = 32
+"""Lanes read before the list of lanes is known: jobs mostly arrive in the same ones,
+and one round trip is saved."""
 
 RawEntry = tuple[Stream, bytes, dict[bytes, bytes]]
 """Where it stands, its stream id, its fields."""
@@ -41,54 +46,115 @@ class LaneReader:
     ) -> None:
         self._client = client
         self._keys = keys
-        self._job_class = job_class
+        self.job_class = job_class
         self._room = room
         self._read_ahead = read_ahead
         self._cursors: dict[str, bytes] = {}
         self._unreadable: set[str] = set()
+        self._remembered: OrderedDict[str, Stream] = OrderedDict()
+        self.full = False
+        """The last read left entries behind that can be read now."""
+        self.held_back = False
+        """The last read left a lane out, since enough of it is in memory."""
 
-    async def read(self) -> list[RawEntry]:
-        """Returns entries that were not read before, oldest first in each lane."""
-        streams = await self._streams()
+    async def read(
+        self, along: Sequence[tuple[str, ...]] = ()
+    ) -> tuple[list[RawEntry], list[object]]:
+        """Reads on.
+
+        Args:
+            along: Other reads for the same round trip; none may fail.
+
+        Returns:
+            Entries that were not read before, oldest first in each lane, and the
+            replies to `along`.
+        """
+        self.full = False
+        guess = {k: s for k, s in self._remembered.items() if self._wanted(s)}
+        if self.job_class is JobClass.INTERACTIVE:
+            guess[self._keys.resume] = Stream(self._keys.resume, None)
+        guess = self._readable(guess)
+        pipe = self._client.pipeline(transaction=False)
+        pipe.zrange(self._keys.lanes, 0, -1)
+        for command in along:
+            pipe.execute_command(*command)
+        count = self._ask(pipe, guess)
+        members, *rows = await pipe.execute(raise_on_error=False)
+        beside, rows = rows[: len(along)], rows[len(along) :]
+        for reply in (members, *beside):
+            if isinstance(reply, Exception):
+                raise reply
+        entries = await self._taken(guess, count, rows)
+        streams = await self._streams(cast("list[bytes]", members))
+        others = {k: s for k, s in streams.items() if k not in guess}
+        if others:
+            pipe = self._client.pipeline(transaction=False)
+            count = self._ask(pipe, others)
+            rows = await pipe.execute(raise_on_error=False)
+            entries += await self._taken(others, count, rows)
+        # What was redelivered has waited already.
+        entries.sort(key=lambda entry: entry[0].job_class is not None)
+        return entries, beside
+
+    def _ask(
+        self, pipe: "redis.asyncio.client.Pipeline", streams: Mapping[str, Stream]
+    ) -> int:
+        """Adds one XREAD; returns the most entries it brings of a stream."""
         if not streams:
-            return []
+            return 0
         share = ROUND_ENTRIES // len(streams)
         count = min(self._read_ahead, max(share, LEAST_PER_LANE))
         cursors = {key: self._cursors.get(key, b"0") for key in streams}
-        try:
-            reply = await self._client.xread(cursors, count=count)  # type: ignore[arg-type]
-        except redis.exceptions.ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
-            await self._find_unreadable(list(streams))
-            return []
+        pipe.xread(cursors, count=count)  # type: ignore[arg-type]
+        return count
+
+    async def _taken(
+        self, streams: Mapping[str, Stream], count: int, replies: Sequence[object]
+    ) -> list[RawEntry]:
+        """Moves the cursors over what was read."""
         entries: list[RawEntry] = []
-        for key, rows in cast("list[tuple[bytes, list[object]]]", reply or []):
-            stream = streams[key.decode()]
-            for entry_id, fields in cast(
-                "list[tuple[bytes, dict[bytes, bytes]]]", rows
-            ):
-                entries.append((stream, entry_id, fields or {}))
-                self._cursors[stream.key] = entry_id
-        # What was redelivered has waited already.
-        entries.sort(key=lambda entry: entry[0].job_class is not None)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                if not str(reply).startswith("WRONGTYPE"):
+                    raise reply
+                await self._find_unreadable(list(streams))
+                self.full = True  # what stands beside the unreadable one
+                return entries
+            for key, rows in cast("list[tuple[bytes, list[object]]]", reply or []):
+                stream = streams[key.decode()]
+                self.full = self.full or len(rows) >= count
+                for entry_id, fields in cast(
+                    "list[tuple[bytes, dict[bytes, bytes]]]", rows
+                ):
+                    entries.append((stream, entry_id, fields or {}))
+                    self._cursors[stream.key] = entry_id
         return entries
 
-    async def _streams(self) -> dict[str, Stream]:
-        """The streams of this class that have entries and room in memory."""
-        members = cast(
-            "list[bytes]", await self._client.zrange(self._keys.lanes, 0, -1)
-        )
+    async def _streams(self, members: Sequence[bytes]) -> dict[str, Stream]:
+        """The lanes of this class that have entries and room in memory."""
+        self.held_back = False
         streams: dict[str, Stream] = {}
-        if self._job_class is JobClass.INTERACTIVE:
-            streams[self._keys.resume] = Stream(self._keys.resume, None)
         for member in members:
             stream = lane_stream(self._keys, member)
             if stream is None:
                 _log.warning("no_such_lane", member=repr(member[:80]))
                 await self._client.zrem(self._keys.lanes, member)
-            elif stream.job_class is self._job_class and self._wanted(stream):
+            elif stream.job_class is not self.job_class:
+                continue
+            elif self._wanted(stream):
                 streams[stream.key] = stream
+                self._remember(stream)
+            else:
+                self.held_back = True
+        return self._readable(streams)
+
+    def _remember(self, stream: Stream) -> None:
+        self._remembered[stream.key] = stream
+        self._remembered.move_to_end(stream.key)
+        if len(self._remembered) > REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _readable(self, streams: Mapping[str, Stream]) -> dict[str, Stream]:
         return {k: s for k, s in streams.items() if k not in self._unreadable}
 
     def _wanted(self, stream: Stream) -> bool:

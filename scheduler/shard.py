@@ -15,6 +15,7 @@ from .bell import listen
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
 from .dispatching import Dispatcher
+from .groups import GroupReader
 from .intake import Intake
 from .leader import Leadership, LeadershipLost
 from .outage import REDIS_ERRORS, Outage
@@ -125,8 +126,11 @@ class ShardScheduler:
         room, arrivals, clock = WaitingRoom(), ArrivalRate(), RedisClock()
         clock.observe(*await self._client.time())
         refuser = Refuser(self._scripts, fence)
-        dispatcher = self._dispatcher(fence, room, refuser, clock, arrivals)
-        intakes = self._intakes(room, refuser, clock, arrivals, dispatcher.changed)
+        groups = GroupReader(self._client, self._keys)
+        dispatcher = self._dispatcher(fence, groups, room, refuser, clock, arrivals)
+        intakes = self._intakes(
+            groups, room, refuser, clock, arrivals, dispatcher.changed
+        )
         reaper = Reaper(
             client=self._client,
             scripts=self._scripts,
@@ -147,6 +151,7 @@ class ShardScheduler:
 
     def _intakes(
         self,
+        groups: GroupReader,
         room: WaitingRoom,
         refuser: Refuser,
         clock: RedisClock,
@@ -166,6 +171,7 @@ class ShardScheduler:
                     room,
                     self._config.scheduler.read_ahead,
                 ),
+                groups=groups,
                 room=room,
                 tokenizers=self._tokenizers,
                 cards=cards,
@@ -182,6 +188,7 @@ class ShardScheduler:
     def _dispatcher(
         self,
         fence: int,
+        groups: GroupReader,
         room: WaitingRoom,
         refuser: Refuser,
         clock: RedisClock,
@@ -194,6 +201,7 @@ class ShardScheduler:
             keys=self._keys,
             fence=fence,
             name=f"{self._owner}-{fence}",
+            groups=groups,
             room=room,
             refuser=refuser,
             clock=clock,

@@ -1,14 +1,16 @@
-"""Decoding, checking and tokenizing, on one thread that alone owns the tokenizers."""
+"""Decoding, checking and tokenizing. Tokenizers never meet two threads at once."""
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 import redis.asyncio
 import structlog
 
+from ..shared.collector import settle
 from ..shared.errors import (
     InvalidRequest,
     ModelLoadError,
@@ -28,6 +30,8 @@ from ..shared.validate import check_payload, decode_request, validate_request
 
 RETRY_LOAD_S: Final = 5.0
 """A tokenizer that could not be loaded is tried again after this long."""
+INLINE_BYTES: Final = 4096
+"""So little is tokenized in less time than it takes to wake a thread and be woken."""
 _log = structlog.get_logger(__name__)
 
 
@@ -51,6 +55,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """Bytes of the user's text; 0 where it was not tokenized now."""
 
 
+T = TypeVar("T")
 Outcome = Prepared | InvalidRequest | ProtocolError
 """ProtocolError: the bytes are no request at all."""
 
@@ -126,12 +131,17 @@ def _sized(
 
 
 class TokenizerThread:
-    """Runs `prepare` off the event loop. Tokenizers never meet a second thread."""
+    """Runs `prepare` off the event loop, or on it when that is the shorter way.
+
+    One thread owns the tokenizers; the loop uses them only while the thread is idle.
+    """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._loaded: dict[str, Tokenizer] = {BYTES: load_tokenizer(BYTES)}
         self._retry_at: dict[str, float] = {}
+        self._in_thread: list[Future[Any]] = []
+        """Work of the thread: while any is not done, tokenizers are its own."""
 
     async def ready(self, client: "redis.asyncio.Redis", card: ModelCard) -> bool:
         """Makes sure that the model's tokenizer is loaded.
@@ -151,28 +161,30 @@ class TokenizerThread:
             _log.warning("tokenizer_missing", model=card.model, tokenizer=fingerprint)
             return False
         try:
-            tokenizer = await loop.run_in_executor(
-                self._executor, load_tokenizer, bundle
-            )
+            tokenizer = await self._run(partial(load_tokenizer, bundle))
         except (ModelLoadError, ProtocolError) as error:
             _log.error("tokenizer_unusable", model=card.model, error=str(error))
             return False
         _log.info("tokenizer_loaded", model=card.model, tokenizer=fingerprint)
         self._loaded[fingerprint] = tokenizer
+        settle()  # now, while no job waits, and not in the midst of many
         return True
 
     async def prepare(
         self, raw: Sequence[RawJob], card: ModelCard, max_bytes: int
     ) -> list[Outcome]:
         """See `prepare`; `ready` was true for this card."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor,
-            prepare,
-            raw,
-            self._loaded[card.tokenizer],
-            card,
-            max_bytes,
-        )
+        work = partial(prepare, raw, self._loaded[card.tokenizer], card, max_bytes)
+        size = sum(len(job.payload) for job in raw)
+        if size <= INLINE_BYTES and all(f.done() for f in self._in_thread):
+            return work()
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        # Kept by the work itself: whoever waits for it can be cancelled.
+        future = self._executor.submit(work)
+        self._in_thread = [f for f in self._in_thread if not f.done()] + [future]
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Ends the thread after its present work."""

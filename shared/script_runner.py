@@ -134,6 +134,38 @@ class ScriptRunner:
                     "EVAL", script.source, len(keys), *keys, *args
                 )
 
+    async def run_in_turn(
+        self, calls: Sequence[tuple[str, Sequence[str], Sequence[Argument]]]
+    ) -> list[list[object]]:
+        """Runs scripts that reply with arrays in this order, in one round trip.
+
+        All are run, whatever the earlier ones replied.
+
+        Args:
+            calls: What `run` takes.
+        """
+        pipe = self._redis.pipeline(transaction=False)
+        for index, (name, keys, args) in enumerate(calls):
+            script, words = load_script(name), (len(keys), *keys, *args)
+            # A script that the server has lost must not be overtaken by the next, so
+            # only the last goes by its hash.
+            if index + 1 < len(calls):
+                pipe.execute_command("EVAL", script.source, *words)
+            else:
+                pipe.execute_command("EVALSHA", script.sha, *words)
+        with translate():
+            replies = await pipe.execute(raise_on_error=False)
+        found: list[list[object]] = []
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, NoScriptError):
+                found.append(await self.run_list(*call))
+                continue
+            if isinstance(reply, Exception):
+                with translate():
+                    raise reply
+            found.append(_array(call[0], reply))
+        return found
+
     async def _command(self, *words: Argument) -> object:
         # redis-py's helpers are typed for its sync client too; the raw call is not.
         reply = self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
@@ -143,10 +175,7 @@ class ScriptRunner:
         self, name: str, keys: Sequence[str], args: Sequence[Argument]
     ) -> list[object]:
         """Runs a script that replies with an array."""
-        reply = await self.run(name, keys, args)
-        if not isinstance(reply, list):
-            raise ProtocolError(f"script {name} replied {reply!r:.80}, not an array")
-        return reply
+        return _array(name, await self.run(name, keys, args))
 
     async def register_shard(self) -> None:
         """Adds this shard to `tm:shards`, once for each instance of this class."""
@@ -199,6 +228,12 @@ class ScriptRunner:
             fields = dict(zip(_HINT_FIELDS, values, strict=False))
             found.append(Hint(now_ms=now, **fields))
         return found
+
+
+def _array(name: str, reply: object) -> list[object]:
+    if not isinstance(reply, list):
+        raise ProtocolError(f"script {name} replied {reply!r:.80}, not an array")
+    return reply
 
 
 def ending(

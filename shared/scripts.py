@@ -24,6 +24,7 @@ from .script_types import (
     Started,
     StartItem,
 )
+from .scripts_publish import PublishScripts
 from .scripts_queue import QueueScripts
 from .scripts_reap import ReapScripts
 from .scripts_scheduler import SchedulerScripts
@@ -51,7 +52,9 @@ __all__ = [
 ]
 
 
-class Scripts(QueueScripts, SchedulerScripts, ReapScripts, WorkerScripts):
+class Scripts(
+    QueueScripts, SchedulerScripts, ReapScripts, WorkerScripts, PublishScripts
+):
     """All scripts of one shard.
 
     Args:

@@ -1,6 +1,6 @@
 """Scripts that the scheduler uses: leadership, dispatch, reject, dead letters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from .errors import ProtocolError
@@ -55,9 +55,7 @@ class SchedulerScripts(ScriptRunner):
             for name in names:
                 pipe.hgetall(self._keys.group(name))
             rows = await pipe.execute()
-        return [
-            _group({text(k): text(v) for k, v in row.items()}) for row in rows if row
-        ]
+        return [group_info(row) for row in rows if row]
 
     async def dispatch(
         self,
@@ -173,7 +171,13 @@ class SchedulerScripts(ScriptRunner):
         )
 
 
-def _group(fields: dict[str, str]) -> GroupInfo:
+def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
+    """Returns a group's hash as it stands in Redis, typed.
+
+    Raises:
+        ProtocolError: A field that is to be a number is none.
+    """
+    fields = {text(key): text(value) for key, value in row.items()}
     a, _, b = fields.get("step_fit_ms", "0 0").partition(" ")
     return GroupInfo(
         group=fields.get("group", ""),

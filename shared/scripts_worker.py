@@ -1,4 +1,4 @@
-"""Scripts that worker groups use: register, take jobs, publish, finish, hand back."""
+"""Scripts that worker groups use: register, take jobs, renew, fail, hand back."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -16,11 +16,7 @@ from .script_runner import (
     text,
 )
 from .script_types import (
-    EmitItem,
-    EmitStatus,
     FailStatus,
-    FinishItem,
-    FinishStatus,
     GroupInfo,
     RenewStatus,
     Started,
@@ -117,68 +113,6 @@ class WorkerScripts(ScriptRunner):
             replies = await self.run_list("renew", keys, args)
             found += [cast("RenewStatus", text(reply)) for reply in replies]
         return found
-
-    async def emit(self, *, group: str, items: Sequence[EmitItem]) -> list[EmitStatus]:
-        """Publishes deltas; several of one job are allowed, in order.
-
-        Args:
-            group: This incarnation's name.
-            items: The deltas.
-
-        Returns:
-            One status for each delta, in order.
-        """
-        k = self._keys
-        found: list[EmitStatus] = []
-        for chunk in chunks(items, lambda item: len(item.delta)):
-            keys = [k.group(group), k.load, k.bell]
-            args: list[Argument] = [group, len(chunk)]
-            for item in chunk:
-                job_id = item.job_id
-                keys += (k.job(job_id), k.log(job_id), k.wake(job_id))
-                args += (job_id, item.epoch, item.seq, item.delta)
-            replies = await self.run_list("emit", keys, args)
-            found += [cast("EmitStatus", text(reply)) for reply in replies]
-        return found
-
-    async def finish(
-        self, *, group: str, items: Sequence[FinishItem]
-    ) -> list[FinishStatus]:
-        """Records how jobs ended. Once: repeated calls change nothing.
-
-        Args:
-            group: This incarnation's name.
-            items: The ends.
-
-        Returns:
-            One status for each item, in order.
-        """
-        found: list[FinishStatus] = []
-        for chunk in chunks(items, lambda item: len(item.result) + len(item.end)):
-            statuses = await self._finish(group, chunk, [("", "")] * len(chunk))
-            late = [i for i, status in enumerate(statuses) if status == "keys"]
-            if late:
-                hints = await self.hints([chunk[i].job_id for i in late])
-                again = await self._finish(
-                    group, [chunk[i] for i in late], [(h.tenant, h.idem) for h in hints]
-                )
-                for i, status in zip(late, again, strict=True):
-                    statuses[i] = "lost" if status == "keys" else status
-            found += cast("list[FinishStatus]", statuses)
-        return found
-
-    async def _finish(
-        self, group: str, items: Sequence[FinishItem], idems: Sequence[tuple[str, str]]
-    ) -> list[str]:
-        k = self._keys
-        keys = [k.lease, k.deadline, k.load, k.done, k.bell]
-        keys += (k.group(group), k.work(group))
-        args: list[Argument] = [group, len(items)]
-        for item, (tenant, idem) in zip(items, idems, strict=True):
-            keys += self.job_keys(item.job_id, tenant, idem)
-            args += (item.job_id, item.epoch, item.seq, item.state)
-            args += (item.result, item.end, item.error)
-        return [text(reply) for reply in await self.run_list("finish", keys, args)]
 
     async def fail(
         self,

@@ -15,16 +15,16 @@ from typing import Final
 import redis.asyncio
 import structlog
 
+from ..shared.clock import RedisClock
 from ..shared.config import Config
 from ..shared.keys import Keys
+from ..shared.outage import REDIS_ERRORS, Outage
 from ..shared.scripts import Scripts
-from .clock import RedisClock
 from .control import Control
 from .engine_thread import EngineLike, EngineThread
 from .finish import Ending, Recorder, Way
 from .intake import Intake
 from .jobs import JobTable
-from .outage import REDIS_ERRORS, Outage
 from .publish import Publisher
 from .registration import Registration, WorkerSpec
 from .routing import Router
@@ -67,10 +67,19 @@ class Worker:
         self._thread = EngineThread(
             engine, self._router.deliver, asyncio.get_running_loop()
         )
-        self._build(client, keys)
+        self._publisher = self._make_publisher()
+        self._intake = self._make_intake(client, keys)
+        self._registration = self._make_registration(client, keys)
+        self._control = Control(
+            client=client,
+            channel=keys.control(spec.group),
+            table=self._table,
+            outage=self._outage,
+            on_cancelled=self._router.cancel,
+        )
         self._router.connect(self._thread, self._publisher)
 
-    def _build(self, client: "redis.asyncio.Redis", keys: Keys) -> None:
+    def _make_publisher(self) -> Publisher:
         config, spec = self._config, self._spec
         recorder = Recorder(
             scripts=self._scripts,
@@ -82,7 +91,7 @@ class Worker:
             buckets=config.pool.buckets,
             limits=config.scheduler,
         )
-        self._publisher = Publisher(
+        return Publisher(
             scripts=self._scripts,
             group=spec.group,
             table=self._table,
@@ -94,7 +103,10 @@ class Worker:
             on_cancelled=self._router.cancel,
             on_sent=self._router.hold_or_go_on,
         )
-        self._intake = Intake(
+
+    def _make_intake(self, client: "redis.asyncio.Redis", keys: Keys) -> Intake:
+        config, spec = self._config, self._spec
+        return Intake(
             client=client,
             scripts=self._scripts,
             stream=keys.work(spec.group),
@@ -107,24 +119,21 @@ class Worker:
             end=self._publisher.end,
             lost=self._router.forget,
         )
-        self._registration = Registration(
+
+    def _make_registration(
+        self, client: "redis.asyncio.Redis", keys: Keys
+    ) -> Registration:
+        return Registration(
             client=client,
             scripts=self._scripts,
             keys=keys,
-            spec=spec,
-            lease_ms=config.worker.lease_ms,
+            spec=self._spec,
+            lease_ms=self._config.worker.lease_ms,
             table=self._table,
             capacity=lambda: self._thread.capacity,
             clock=self._clock,
             outage=self._outage,
             on_lost=self._router.lose,
-            on_cancelled=self._router.cancel,
-        )
-        self._control = Control(
-            client=client,
-            channel=keys.control(spec.group),
-            table=self._table,
-            outage=self._outage,
             on_cancelled=self._router.cancel,
         )
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import redis.asyncio
 
+from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from .jobs import JobTable, RunningJob
-from .outage import REDIS_ERRORS, Backoff, Outage
 
 _POLL_S: Final = 30.0
 """A read that long with no message is no fault; it only bounds one wait."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from ..shared.clock import RedisClock
 from ..shared.config import SchedulerConfig
 from ..shared.keys import bucket_of
 from ..shared.messages import (
@@ -20,9 +21,8 @@ from ..shared.messages import (
     Usage,
     encode,
 )
-from ..shared.script_types import EndState, FinishItem
+from ..shared.script_types import EmitItem, EmitStatus, EndState, FinishItem
 from ..shared.scripts import Scripts
-from .clock import RedisClock
 from .jobs import JobTable, RunningJob
 
 FINISH_BATCH: Final = 128
@@ -54,6 +54,8 @@ _STATES: Final[Mapping[Way, EndState]] = {
     Way.FAULT: "failed",
 }
 """What is recorded; for a fault, once no attempts are left."""
+RECORDED: Final = frozenset(Way) - {Way.FAULT, Way.RELEASE}
+"""Ways that the finish script records."""
 _UNFINISHED: Final = {
     Way.CANCELLED: FinishReason.CANCELLED,
     Way.EXPIRED: FinishReason.EXPIRED,
@@ -128,7 +130,7 @@ class Recorder:
 
     def batches(self, endings: Sequence[Ending]) -> Iterator[list[Ending]]:
         """Yields `endings` in groups that `write` takes in one call."""
-        recorded = [e for e in endings if e.way not in {Way.FAULT, Way.RELEASE}]
+        recorded = [e for e in endings if e.way in RECORDED]
         for start in range(0, len(recorded), FINISH_BATCH):
             yield recorded[start : start + FINISH_BATCH]
         released = [ending for ending in endings if ending.way is Way.RELEASE]
@@ -148,6 +150,26 @@ class Recorder:
             await self._fault(batch[0])
         else:
             await self._record(batch)
+
+    async def write_after(
+        self, deltas: Sequence[EmitItem], endings: Sequence[Ending]
+    ) -> list[EmitStatus]:
+        """Writes last deltas, then ends that are all in `RECORDED`, in one round trip.
+
+        Args:
+            deltas: What was not sent yet.
+            endings: Ends of jobs that have no other delta left.
+
+        Returns:
+            What became of the deltas.
+        """
+        built = [self._built(ending) for ending in endings]
+        emitted, recorded = await self._scripts.emit_and_finish(
+            group=self._group, deltas=deltas, ends=[item for item, _ in built]
+        )
+        for ending, (_, result), status in zip(endings, built, recorded, strict=True):
+            self._recorded(ending, result, status)
+        return emitted
 
     # --- terminal ------------------------------------------------------------------
     async def _record(self, batch: Sequence[Ending]) -> None:
@@ -204,12 +226,11 @@ class Recorder:
         enqueued = job.started.enqueued_ms
         if not enqueued:
             return Timings()  # cancelled before its start was answered
-        first = job.first_ms
-        return Timings(
-            queued_ms=max(0.0, job.started.started_ms - enqueued),
-            ttft_ms=None if first is None else max(0.0, first - enqueued),
-            total_ms=max(0.0, self._clock.now_ms() - enqueued),
-        )
+        # Our copy of the clock may be a millisecond behind; no stage ends too early.
+        queued = max(0.0, job.started.started_ms - enqueued)
+        first = None if job.first_ms is None else max(queued, job.first_ms - enqueued)
+        total = max(first or queued, self._clock.now_ms() - enqueued)
+        return Timings(queued_ms=queued, ttft_ms=first, total_ms=total)
 
     def _recorded(self, ending: Ending, result: JobResult, status: str) -> None:
         job = ending.job

@@ -17,6 +17,8 @@ from .extras import model_stack
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .engine.model.runner import TransformersRunner
+
 REAL: Final = "model"
 """Name of the engine that runs a model."""
 _ECHO_BATCH_TOKENS: Final = 100_000_000
@@ -100,20 +102,8 @@ def _load_model(
     path = resolve_model(model.name, model.path, progress=progress)
     from .engine.detokenizer import TokenTable
     from .engine.engine import Engine
-    from .engine.model.load import load_runner
 
-    runner = load_runner(
-        path,
-        weights=model.weights,
-        kv=model.kv,
-        block_size=worker.block_size,
-        num_blocks=worker.num_blocks,
-        kv_memory_mb=worker.kv_memory_mb,
-        max_context=worker.max_context,
-        threads=worker.threads,
-        device=worker.device,
-        progress=progress,
-    )
+    runner = _load_runner(path, model, worker, progress)
     engine = Engine(
         runner,
         TokenTable.from_directory(path),
@@ -121,17 +111,9 @@ def _load_model(
         prefill_chunk=worker.prefill_chunk,
     )
     fingerprint, bundle, has_template = _tokenizer(path)
-    # What one sequence can hold is bounded by the whole pool as well.
-    max_context = min(runner.max_context, runner.num_blocks * runner.block_size)
-    if max_context < runner.max_context:
-        structlog.get_logger().warning(
-            "context_limited_by_kv_pool",
-            model_context=runner.max_context,
-            pool_tokens=max_context,
-        )
     card = ModelCard(
         model=model.name,
-        max_context=max_context,
+        max_context=_max_context(runner),
         vocab_size=runner.vocab_size,
         tokenizer=fingerprint,
         has_chat_template=has_template,
@@ -145,6 +127,37 @@ def _load_model(
         batch_tokens=worker.batch_tokens,
         load_s=time.monotonic() - began,
     )
+
+
+def _load_runner(
+    path: "Path", model: ModelConfig, worker: WorkerConfig, progress: Progress | None
+) -> "TransformersRunner":
+    from .engine.model.load import load_runner
+
+    return load_runner(
+        path,
+        weights=model.weights,
+        kv=model.kv,
+        block_size=worker.block_size,
+        num_blocks=worker.num_blocks,
+        kv_memory_mb=worker.kv_memory_mb,
+        max_context=worker.max_context,
+        threads=worker.threads,
+        device=worker.device,
+        progress=progress,
+    )
+
+
+def _max_context(runner: "TransformersRunner") -> int:
+    """What one sequence can hold: the model's limit, bounded by the whole pool."""
+    pool_tokens = runner.num_blocks * runner.block_size
+    if pool_tokens < runner.max_context:
+        structlog.get_logger().warning(
+            "context_limited_by_kv_pool",
+            model_context=runner.max_context,
+            pool_tokens=pool_tokens,
+        )
+    return min(runner.max_context, pool_tokens)
 
 
 def _tokenizer(path: "Path") -> tuple[str, bytes, bool]:

@@ -7,21 +7,23 @@ its end never overtakes them. While Redis is away everything waits in order here
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import structlog
 
+from ..shared.clock import RedisClock
 from ..shared.errors import ProtocolError
-from ..shared.messages import Delta, TokenLogprob, encode
+from ..shared.messages import encode
+from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import EmitItem
 from ..shared.scripts import Scripts
-from .clock import RedisClock
+from .buffering import Buffer, Sealed
 from .engine.request import TokenDelta
-from .finish import Ending, Recorder
+from .finish import FINISH_BATCH, RECORDED, Ending, Recorder
 from .jobs import JobTable, Progress, RunningJob
-from .outage import REDIS_ERRORS, Backoff, Outage, is_refusal
+from .outage import is_refusal
 
 EMIT_BATCH: Final = 256
 """Deltas in one call: long enough to be cheap, short enough not to block Redis."""
@@ -29,60 +31,7 @@ MAX_BUFFERED_TOKENS: Final = 65_536
 """The engine pauses above this: some minutes of output of a CPU worker."""
 
 
-class _Sealed:
-    """A delta with its final sequence number, waiting for Redis."""
-
-    __slots__ = ("item", "job", "num_tokens")
-
-    def __init__(self, job: RunningJob, item: EmitItem, num_tokens: int) -> None:
-        self.job = job
-        self.item = item
-        self.num_tokens = num_tokens
-
-
-T = TypeVar("T", _Sealed, Ending)
-
-
-class _Buffer:
-    """New tokens of one choice, not yet sealed into a delta."""
-
-    __slots__ = (
-        "choice",
-        "due",
-        "job",
-        "last",
-        "logprobs",
-        "offset",
-        "texts",
-        "tokens",
-    )
-
-    def __init__(self, job: RunningJob, delta: TokenDelta, due: float) -> None:
-        self.job = job
-        self.choice = delta.choice
-        self.offset = delta.offset
-        self.tokens: list[int] = []
-        self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.last = delta
-        self.due = due
-
-    def add(self, delta: TokenDelta) -> None:
-        self.tokens += delta.token_ids
-        self.texts.append(delta.text)
-        self.logprobs += delta.logprobs or ()
-        self.last = delta
-
-    def seal(self) -> Delta:
-        return Delta(
-            choice=self.choice,
-            offset=self.offset,
-            token_ids=tuple(self.tokens),
-            text="".join(self.texts),
-            logprobs=tuple(self.logprobs) if self.logprobs else None,
-            finish_reason=self.last.finish_reason,
-            stop_reason=self.last.stop_reason,
-        )
+T = TypeVar("T", Sealed, Ending)
 
 
 class Publisher:
@@ -126,8 +75,8 @@ class Publisher:
         self._on_cancelled = on_cancelled
         self._on_sent = on_sent
         self._log = structlog.get_logger()
-        self._buffers: dict[tuple[str, int], _Buffer] = {}
-        self._unsent: deque[_Sealed] = deque()
+        self._buffers: dict[tuple[str, int], Buffer] = {}
+        self._unsent: deque[Sealed] = deque()
         self._endings: deque[Ending] = deque()
         self._event = asyncio.Event()
         self._idle = asyncio.Event()
@@ -145,7 +94,7 @@ class Publisher:
         key = (job.engine_id, delta.choice)
         buffer = self._buffers.get(key)
         if buffer is None:
-            buffer = _Buffer(job, delta, time.monotonic() + self._emit_s)
+            buffer = Buffer(job, delta, time.monotonic() + self._emit_s)
             self._buffers[key] = buffer
         buffer.add(delta)
         first = delta.choice not in job.opened
@@ -186,7 +135,7 @@ class Publisher:
             self._event.clear()
             self._seal_due()
             while self._unsent:
-                await self._emit()
+                await self._send_on()
             if self._endings:
                 await self._finish()
             if not (self._buffers or self._unsent or self._endings):
@@ -220,19 +169,62 @@ class Publisher:
             delta=encode(buffer.seal()),
         )
         job.unsent += 1
-        self._unsent.append(_Sealed(job, item, len(buffer.tokens)))
+        self._unsent.append(Sealed(job, item, len(buffer.tokens)))
 
-    async def _emit(self) -> None:
-        batch: list[_Sealed] = []
+    async def _send_on(self) -> None:
+        """Sends the next deltas; in the same round trip the ends that follow them."""
+        batch = self._next_batch()
+        ends = self._ends_after(batch)
+        if ends:
+
+            async def send() -> None:
+                await self._send_with_ends(batch, ends)
+
+            if await self._repeated("finish", send):
+                gone = {id(ending) for ending in ends}
+                self._endings = deque(e for e in self._endings if id(e) not in gone)
+                return
+        if batch:
+            await self._persist("emit", batch, self._send)
+
+    def _next_batch(self) -> list[Sealed]:
+        batch: list[Sealed] = []
         while self._unsent and len(batch) < EMIT_BATCH:
             sealed = self._unsent.popleft()
             self.buffered_tokens -= sealed.num_tokens
             if self._table.holds(sealed.job):
                 batch.append(sealed)
-        if batch:
-            await self._persist("emit", batch, self._send)
+        return batch
 
-    async def _send(self, batch: Sequence[_Sealed]) -> None:
+    def _ends_after(self, batch: Sequence[Sealed]) -> list[Ending]:
+        """Returns ends that wait for nothing but the deltas of this batch."""
+        if len(batch) > FINISH_BATCH or not self._endings:
+            return []
+        unsent = Counter(sealed.job.engine_id for sealed in batch)
+        ready = [
+            ending
+            for ending in self._endings
+            if ending.way in RECORDED
+            and self._table.holds(ending.job)
+            and 0 < ending.job.unsent == unsent[ending.job.engine_id]
+        ]
+        return ready[:FINISH_BATCH]
+
+    async def _send_with_ends(
+        self, batch: Sequence[Sealed], ends: Sequence[Ending]
+    ) -> None:
+        for ending in ends:
+            if ending.job.first_ms is None:  # the results that are now built tell it
+                ending.job.first_ms = self._clock.now_ms()
+        items = [sealed.item for sealed in batch]
+        statuses = await self._recorder.write_after(items, ends)
+        for sealed, status in zip(batch, statuses, strict=True):
+            # Of a job that has left, its end has told already how.
+            if self._table.holds(sealed.job):
+                self._emitted(sealed.job, status)
+        self._on_sent()
+
+    async def _send(self, batch: Sequence[Sealed]) -> None:
         items = [sealed.item for sealed in batch]
         statuses = await self._scripts.emit(group=self._group, items=items)
         for sealed, status in zip(batch, statuses, strict=True):
@@ -275,18 +267,12 @@ class Publisher:
         What Redis refuses for good is sent one by one, so that only the item at
         fault is lost; its job's lease runs out and the job is redelivered.
         """
-        backoff = Backoff()
-        while True:
-            try:
-                await send(batch)
-            except (*REDIS_ERRORS, ProtocolError) as error:
-                if is_refusal(error):
-                    break
-                self._outage.failed(where, error)
-                await backoff.wait()
-            else:
-                self._outage.recovered()
-                return
+
+        async def call() -> None:
+            await send(batch)
+
+        if await self._repeated(where, call):
+            return
         if len(batch) > 1:
             for item in batch:
                 await self._persist(where, [item], send)
@@ -294,3 +280,18 @@ class Publisher:
         job = batch[0].job
         self._log.error("redis_refused", during=where, job=job.id, epoch=job.epoch)
         self._on_lost(job)
+
+    async def _repeated(self, where: str, call: Callable[[], Awaitable[None]]) -> bool:
+        """Repeats a call until Redis has answered; False when it refuses for good."""
+        backoff = Backoff()
+        while True:
+            try:
+                await call()
+            except (*REDIS_ERRORS, ProtocolError) as error:
+                if is_refusal(error):
+                    return False
+                self._outage.failed(where, error)
+                await backoff.wait()
+            else:
+                self._outage.recovered()
+                return True

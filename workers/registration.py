@@ -9,14 +9,14 @@ import redis.asyncio
 import structlog
 
 from ..shared import keys as names
+from ..shared.clock import RedisClock
 from ..shared.keys import Keys
 from ..shared.messages import ModelCard, encode
+from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import GroupInfo
 from ..shared.scripts import Scripts
-from .clock import RedisClock
 from .engine.request import Capacity
 from .jobs import JobTable, RunningJob
-from .outage import REDIS_ERRORS, Backoff, Outage
 
 RENEW_BATCH: Final = 512
 """Leases renewed in one call."""
@@ -154,11 +154,11 @@ class Registration:
             jobs=[(job.id, job.epoch) for job in jobs],
         )
         for job, answer in zip(jobs, answers, strict=True):
-            if not self._table.holds(job):
-                continue
+            if not self._table.holds(job) or job.closing:
+                continue  # the end that is being written tells what became of it
             if answer == "lost":
                 self._on_lost(job)
-            elif answer == "cancelled" and not job.closing:
+            elif answer == "cancelled":
                 self._on_cancelled(job)
 
     async def _heartbeat(self) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from ..shared.clock import RedisClock
 from ..shared.messages import Choice
-from .clock import RedisClock
 from .engine.request import EngineRequest, Finished, StepOutput, TokenDelta
 from .engine_thread import EngineThread, Fault, Refused, Report
 from .finish import Ending, Way

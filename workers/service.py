@@ -14,12 +14,13 @@ import msgspec
 import redis.asyncio
 import structlog
 
+from ..shared.collector import settle
 from ..shared.config import Config, ModelConfig
 from ..shared.keys import Keys
+from ..shared.outage import REDIS_ERRORS, Backoff
 from ..shared.redis import connect, translate
 from .bridge import Worker
 from .loading import Loaded, load
-from .outage import REDIS_ERRORS, Backoff
 from .registration import WorkerSpec
 
 GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
@@ -85,6 +86,7 @@ async def serve(
             ),
             config=config,
         )
+        settle()
         with translate():
             await worker.announce()
         signals.drains(worker.drain)

@@ -57,20 +57,27 @@ async def _first_client(
     process: asyncio.subprocess.Process, environment: dict[str, str], model: str
 ) -> Client:
     from ...shared.connection import find_pool
-    from ...shared.errors import RedisUnavailable
 
     while process.returncode is None:
-        try:
-            client = Client(find_pool(None, environment))
-            async with client:
-                if any(m.name == model and m.num_groups for m in await client.models()):
-                    return Client(find_pool(None, environment))
-        except RedisUnavailable:
-            pass  # the pool has not written its connection file, or Redis is loading
+        if model in await _served(environment):
+            return Client(find_pool(None, environment))
         await asyncio.sleep(0.2)
     raise TokenmillError(
         f"`tokenmill up` ended with status {process.returncode}; its lines say why"
     )
+
+
+async def _served(environment: dict[str, str]) -> set[str]:
+    """The models that have a worker now; none while the pool is still starting."""
+    from ...shared.connection import find_pool
+    from ...shared.errors import RedisUnavailable
+
+    try:
+        async with Client(find_pool(None, environment)) as client:
+            return {one.name for one in await client.models() if one.num_groups}
+    except RedisUnavailable:
+        # No connection file yet, or Redis is loading; the pool's own lines say more.
+        return set()
 
 
 async def _pass_on(

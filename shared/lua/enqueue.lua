@@ -39,6 +39,7 @@
 --include load
 local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 4, 15, 6, 4
 local RECENT_LENGTH = 10000
+local MOST_TOLD = 4 -- jobs that the bell names, so that they are fetched at once
 local LEAST_RETRY_MS, MOST_RETRY_MS, BLIND_RETRY_MS = 100, 60000, 5000
 local MOST_MS = 3155760000000 -- a hundred years; larger is a mistake
 local count = tonumber(ARGV[4] or '')
@@ -57,7 +58,7 @@ local state = redis.call(
   'HMGET', KEYS[1], 'jobs', 'tokens', 'rate_jobs', 'rate_tokens', 'rate_ms'
 )
 local jobs, tokens = tonumber(state[1]) or 0, tonumber(state[2]) or 0
-local tenants, lanes, recent, replies = {}, {}, {}, {}
+local tenants, lanes, recent, arrivals, replies = {}, {}, {}, {}, {}
 local queued = false
 
 local function whole(text, least, most)
@@ -190,6 +191,7 @@ local function record(a, k, deadline, entry)
   end
   if not delayed then
     queued = true
+    arrivals[#arrivals + 1] = ARGV[a + 4] .. ':' .. ARGV[a + 1]
     lanes[ARGV[a + 4] .. ':' .. ARGV[a + 7] .. ':' .. ARGV[a + 8]] = true
   end
   recent[#recent + 1] = now
@@ -248,6 +250,9 @@ if #recent > 0 then
   save_load(KEYS[1], now)
 end
 if queued then
-  redis.call('PUBLISH', KEYS[6], 'enqueue')
+  if #arrivals > MOST_TOLD then
+    arrivals = {} -- the scheduler reads so many in one go anyway
+  end
+  redis.call('PUBLISH', KEYS[6], table.concat({ 'enqueue', unpack(arrivals) }, ' '))
 end
 return replies

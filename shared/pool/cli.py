@@ -1,17 +1,12 @@
 """Commands of the pool: up, doctor, config show."""
 
-import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
 from ..cli_support import handle_errors
-
-if TYPE_CHECKING:
-    from ..config import Config
-    from ..config_load import LoadedConfig
 
 _Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 _Url = Annotated[str | None, typer.Option("--url", help="Redis URL of the pool.")]
@@ -64,55 +59,20 @@ def up(
     ] = None,
 ) -> None:
     """Start Redis if none is given, scheduler, janitor, workers; keep them up."""
-    import os
-
-    from ..config_load import load_config
-    from ..logging import configure
     from .plan import PoolOptions
-    from .up import Pool
+    from .starting import Overrides, start
 
-    settings = _overridden(load_config(config), state_dir, workers, model)
-    configure(settings.log, "up")
-    pool = Pool(
-        PoolOptions(
-            config_path=config,
-            engine=engine,
-            num_schedulers=1 + standby,
-            with_workers=not no_worker,
-            with_janitor=not no_janitor,
-        ),
-        settings,
-        url or os.environ.get("TOKENMILL_URL") or settings.redis.url,
-        ready_file,
+    options = PoolOptions(
+        config_path=config,
+        engine=engine,
+        num_schedulers=1 + standby,
+        with_workers=not no_worker,
+        with_janitor=not no_janitor,
     )
-    raise typer.Exit(asyncio.run(pool.run()))
-
-
-def _overridden(
-    loaded: "LoadedConfig",
-    directory: Path | None,
-    workers: int | None,
-    names: list[str] | None,
-) -> "Config":
-    """Returns the settings with what the command line says put over them."""
-    from ..config import ModelConfig
-    from ..config_check import check
-
-    config = loaded.config
-    if directory is not None:
-        pool = msgspec.structs.replace(config.pool, state_dir=str(directory))
-        config = msgspec.structs.replace(config, pool=pool)
-    models = config.models
-    if names:
-        known = {model.name: model for model in models}
-        models = tuple(known.get(name) or ModelConfig(name=name) for name in names)
-    if workers is not None:
-        models = tuple(
-            msgspec.structs.replace(model, replicas=workers) for model in models
-        )
-    config = msgspec.structs.replace(config, models=models)
-    check(config, loaded.origins)
-    return config
+    overrides = Overrides(
+        url=url, state_dir=state_dir, workers=workers, models=tuple(model or ())
+    )
+    raise typer.Exit(start(options, overrides, ready_file))
 
 
 async def doctor(

@@ -165,7 +165,6 @@ async def test_a_model_without_a_worker_is_said_at_submit(mill, redis_client) ->
         with pytest.raises(ModelUnavailable, match=f"served now: {DEFAULT_MODEL}"):
             await mill.submit(Prompt("hello", model="other"))
         await group.scripts.leave(group.name)
-        await asyncio.sleep(0)
         mill._session.view._models.clear()
         with pytest.raises(ModelUnavailable, match="has no live worker"):
             await mill.submit("hello")
@@ -298,12 +297,27 @@ async def test_a_lost_reply_does_not_enqueue_twice(mill, group, monkeypatch) -> 
     assert [info.id for info in await mill.jobs()] == [job.id]
 
 
-async def test_jobs_are_listed_newest_first_and_by_state(mill, group) -> None:
+async def next_millisecond(client) -> None:
+    async def now_ms() -> int:
+        seconds, microseconds = await client.time()
+        return seconds * 1000 + microseconds // 1000
+
+    begin = await now_ms()
+
+    async def is_over() -> bool:
+        return await now_ms() > begin
+
+    await wait_until(is_over, every_s=0, what="the next millisecond")
+
+
+async def test_jobs_are_listed_newest_first_and_by_state(
+    mill, group, redis_client
+) -> None:
     jobs = []
     for index in range(4):
         jobs.append(await mill.submit(f"job {index}"))
         await jobs[-1].result(5)
-        await asyncio.sleep(0.002)  # the list is ordered by milliseconds
+        await next_millisecond(redis_client)  # the list is ordered by them
     await group.pause()
     waiting = await mill.submit("waiting")
     assert [i.id for i in await mill.jobs(3)] == [waiting.id, jobs[3].id, jobs[2].id]
@@ -350,7 +364,8 @@ async def test_an_outage_shorter_than_the_patience_is_not_an_error() -> None:
             submitting = asyncio.ensure_future(
                 mill.submit("again", when_unserved="wait")
             )
-            await asyncio.sleep(0.2)
+            done, _ = await asyncio.wait({waiting, submitting}, timeout=0.2)
+            assert not done, "nothing answers yet"
             s.start()
             again = await submitting
             async with FakeGroup(connection):

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.waiting import loop_turns
 
 from tokenmill.shared.redis import connect
 
@@ -16,8 +17,7 @@ async def test_a_cancel_is_never_swallowed(newest_redis, steps: int) -> None:
             await connection.execute_command("ZRANGE", "x", 0, -1)
 
     task = asyncio.ensure_future(work())
-    for _ in range(steps):
-        await asyncio.sleep(0)
+    await loop_turns(steps)
     task.cancel()
     done, pending = await asyncio.wait([task], timeout=1)
     for stubborn in pending:

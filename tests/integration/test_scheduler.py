@@ -232,7 +232,6 @@ async def test_interactive_overtakes_bulk(redis_client: "redis.asyncio.Redis"):
     await pool.enqueue(*(new_job(f"b{i}", job_class="bulk") for i in range(30)))
     [urgent] = await pool.enqueue(new_job("now"))
     async with scheduling(redis_client):
-        await asyncio.sleep(0)
         await pool.group(max_running=1)
         order = []
         for _ in range(3):
@@ -423,8 +422,10 @@ async def test_a_stopped_scheduler_gives_its_lease_back(
     config = Config(scheduler=SchedulerConfig(leader_lease_ms=60_000))
     for text in ("first", "second"):
         async with scheduling(redis_client, config):
-            await pool.enqueue(new_job(text))
-            await pool.finish(await pool.work(1))
+            [job_id] = await pool.enqueue(new_job(text))
+            [started] = await pool.work(1)
+            assert (started.status, started.job_id) == ("started", job_id)
+            await pool.finish([started])
 
 
 async def test_it_goes_on_after_a_flush(pool: Pool):

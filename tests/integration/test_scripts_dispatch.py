@@ -196,11 +196,13 @@ async def test_enqueue_and_room_ring_the_bell(shard):
         await pubsub.subscribe(KEYS.bell)
         assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
         first = await shard.enqueue()
-        assert (await pubsub.get_message(timeout=5))["data"] == b"enqueue"
+        told = (await pubsub.get_message(timeout=5))["data"]
+        assert told == f"enqueue interactive:{first}".encode()
         await shard.dispatch(first)
         await shard.start(first, 1)
         await shard.emit(first, 1, 1, 0)  # nothing waits for this room: silent
         await shard.enqueue()
-        assert (await pubsub.get_message(timeout=5))["data"] == b"enqueue"
+        told = (await pubsub.get_message(timeout=5))["data"]
+        assert told.startswith(b"enqueue interactive:")
         await shard.finish(first, 1)
         assert (await pubsub.get_message(timeout=5))["data"] == b"room"

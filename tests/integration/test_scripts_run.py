@@ -194,3 +194,33 @@ async def test_a_log_of_another_type_loses_that_job_alone(shard):
     items = [StartItem(f[b"id"].decode(), 1, i.decode()) for i, f in work]
     started = await shard.scripts.start(group="g1", lease_ms=1000, items=items)
     assert [s.status for s in started] == ["lost", "started"]
+
+
+@pytest.mark.parametrize("kept", ["both", "finish", "neither"])
+async def test_a_last_delta_is_never_overtaken_by_its_end(shard, kept):
+    """Not even when the server has lost the one script and kept the other."""
+    other, other_epoch = await shard.run()
+    job_id, epoch = await shard.run()
+    if kept != "both":
+        await shard.client.script_flush()
+    if kept != "neither":
+        await shard.finish(other, other_epoch)
+    result, end = ending_of(job_id, "succeeded")
+    emitted, recorded = await shard.scripts.emit_and_finish(
+        group="g1",
+        deltas=[EmitItem(job_id, epoch, 1, delta(0))],
+        ends=[
+            FinishItem(
+                job_id=job_id,
+                epoch=epoch,
+                seq=2,
+                state="succeeded",
+                result=result,
+                end=end,
+            )
+        ],
+    )
+    assert (emitted, recorded) == (["written"], ["recorded"])
+    entries = [entry for entry, _ in await shard.log(job_id)]
+    assert entries == [f"{epoch}-0", f"{epoch}-1", f"{epoch}-2"]
+    assert await shard.state(job_id) == "succeeded"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import redis.asyncio
 from support.fake_group import FakeGroup
-from support.waiting import wait_until
+from support.waiting import loop_turns, wait_until
 
 from tokenmill import Client, Prompt, Sampling
 from tokenmill.producer import inbox, stream
@@ -77,10 +77,10 @@ async def test_the_log_before_the_subscription_is_not_lost(mill, group) -> None:
     tokens = job.stream()
     await anext(tokens)
     group.emitting.clear()
-    await asyncio.sleep(0)
-    rest = asyncio.ensure_future(text_of(job.stream()))
+    late = job.stream()
+    first = await anext(late)
     group.emitting.set()
-    assert await rest == "a b c d e f"
+    assert first.text + await text_of(late) == "a b c d e f"
     assert await text_of(tokens) == " b c d e f"
 
 
@@ -244,7 +244,7 @@ async def test_leaving_early_unsubscribes(mill, group, redis_client) -> None:
     async for _ in job.stream():
         assert await channels()
         break
-    await asyncio.sleep(0)
+    await loop_turns()
     assert not mill._session.listener._watchers
 
     async def nobody():
@@ -296,7 +296,8 @@ async def test_a_stream_outlives_a_restart_of_redis() -> None:
                 await group.die()
                 s.kill()
                 waiting = asyncio.ensure_future(_rest(tokens))
-                await asyncio.sleep(0.1)
+                done, _ = await asyncio.wait({waiting}, timeout=0.1)
+                assert not done, "nothing answers yet"
                 s.start()
                 await group.scripts.forfeit(group.name)
                 fence = await group.scripts.acquire_scheduler(group.name, 60_000)

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tokenmill.workers.engine.kernels.backends import Backend, ReferenceBackend
 from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
-from tokenmill.workers.engine.kernels.ops import Backend, ReferenceBackend
 
 COMPILED = ("cpp", "cpp-baseline", "numba")
 """Every implementation that is held against the reference."""

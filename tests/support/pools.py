@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,12 +114,11 @@ def up(
 
 def all_gone(family: list[psutil.Process], timeout_s: float = 10) -> bool:
     """Whether none of these processes runs any more."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if not any(map(_runs, family)):
-            return True
-        time.sleep(0.02)
-    return False
+    try:
+        wait_until_sync(lambda: not any(map(_runs, family)), timeout_s=timeout_s)
+    except AssertionError:
+        return False
+    return True
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -26,6 +26,12 @@ async def wait_until(
         await asyncio.sleep(every_s)
 
 
+async def loop_turns(count: int = 1) -> None:
+    """Lets every task that is ready now run, `count` times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def wait_until_sync(
     condition: Callable[[], object],
     *,

@@ -2,13 +2,15 @@
 
 import asyncio
 
+from support.waiting import loop_turns
+
 from tokenmill.producer.inbox import MAX_MESSAGES, EndInbox, Inbox
 
 
 async def test_messages_come_in_order() -> None:
     inbox = Inbox()
     taking = asyncio.ensure_future(inbox.take(5))
-    await asyncio.sleep(0)
+    await loop_turns()
     inbox.deliver(b"c", b"1")
     inbox.deliver(b"c", b"2")
     assert await taking == [b"1", b"2"]
@@ -39,7 +41,7 @@ async def test_an_interruption_discards_what_may_have_gaps() -> None:
 async def test_a_cancelled_take_loses_nothing() -> None:
     inbox = Inbox()
     taking = asyncio.ensure_future(inbox.take(5))
-    await asyncio.sleep(0)
+    await loop_turns()
     taking.cancel()
     await asyncio.gather(taking, return_exceptions=True)
     inbox.deliver(b"c", b"1")

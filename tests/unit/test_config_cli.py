@@ -1,10 +1,10 @@
 """Errors of commands: one line, a documented exit code, JSON on request."""
 
-import asyncio
 import json
 
 import pytest
 import typer
+from support.waiting import loop_turns
 from typer.testing import CliRunner
 
 from tokenmill.shared.cli_support import EXIT_UNEXPECTED, handle_errors
@@ -60,7 +60,7 @@ def test_the_unexpected_is_70_with_a_traceback_only_on_request(
 
 def test_coroutines_are_run() -> None:
     async def command() -> str:
-        await asyncio.sleep(0)
+        await loop_turns()
         return "done"
 
     assert handle_errors(command)() == "done"

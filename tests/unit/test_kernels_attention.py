@@ -14,8 +14,8 @@ from support.kernel_cases import (
 
 from tokenmill.shared.errors import EngineError
 from tokenmill.workers.engine.kernels import ops, reference
+from tokenmill.workers.engine.kernels.backends import Backend
 from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
-from tokenmill.workers.engine.kernels.ops import Backend
 
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
-from tokenmill.workers.engine.kernels import ops
+from tokenmill.workers.engine.kernels import backends, ops
 from tokenmill.workers.engine.kernels.layout import KVLayer, PackedWeight, StepLayout
 
 PROGRAM = (
@@ -18,7 +18,7 @@ PROGRAM = (
 
 
 def run_forced(value: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, ops.FORCE_VARIABLE: value}
+    environment = {**os.environ, backends.FORCE_VARIABLE: value}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,
@@ -56,7 +56,7 @@ def test_without_the_library_the_next_backend_runs_and_says_why(
 
     cpp = pytest.importorskip("tokenmill.workers.engine.kernels.cpu.cpp_backend")
     monkeypatch.setattr(cpp, "CppBackend", Absent)
-    backend, reason = ops._choose(None)
+    backend, reason = backends._choose(None)
     assert backend.name == "numba"
     assert "cpp unavailable: not built" in reason
 

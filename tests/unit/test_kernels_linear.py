@@ -8,7 +8,7 @@ from support.kernel_cases import COMPILED, backend_named
 
 from tokenmill.shared.errors import EngineError
 from tokenmill.workers.engine.kernels import ops, reference
-from tokenmill.workers.engine.kernels.ops import Backend
+from tokenmill.workers.engine.kernels.backends import Backend
 
 ALL = ("reference", *COMPILED)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.kernel_cases import COMPILED, backend_named, make_layout
 
+from tokenmill.workers.engine.kernels.backends import Backend, ReferenceBackend
 from tokenmill.workers.engine.kernels.composed import Composed, LlamaLayerWeights
 from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
-from tokenmill.workers.engine.kernels.ops import Backend, ReferenceBackend
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM = 48, 76, 4, 2, 20
 

@@ -8,6 +8,7 @@ import pytest
 import redis.exceptions
 from support.waiting import wait_until
 
+from tokenmill.shared.clock import RedisClock
 from tokenmill.shared.errors import (
     ConfigError,
     InvalidRequest,
@@ -23,15 +24,15 @@ from tokenmill.shared.messages import (
     Sampling,
     encode,
 )
+from tokenmill.shared.outage import Backoff
 from tokenmill.shared.scripts import Started
 from tokenmill.shared.tokens import ids_to_bytes
-from tokenmill.workers.clock import RedisClock
 from tokenmill.workers.echo import EchoEngine
 from tokenmill.workers.engine.request import Emitted, EngineRequest, StepOutput
 from tokenmill.workers.engine_thread import EngineThread, Fault, Refused, Report
 from tokenmill.workers.extras import model_stack
 from tokenmill.workers.loading import load
-from tokenmill.workers.outage import Backoff, is_refusal
+from tokenmill.workers.outage import is_refusal
 from tokenmill.workers.resume import completed, engine_request, read_request
 
 

@@ -8,14 +8,14 @@ import pytest
 import redis.exceptions
 from support.waiting import wait_until
 
+from tokenmill.shared.clock import RedisClock
 from tokenmill.shared.config import SchedulerConfig
 from tokenmill.shared.messages import Delta, FinishReason, JobRequest, JobResult
+from tokenmill.shared.outage import Outage
 from tokenmill.shared.scripts import EmitItem, FinishItem, Started
-from tokenmill.workers.clock import RedisClock
 from tokenmill.workers.engine.request import EngineRequest, TokenDelta
 from tokenmill.workers.finish import Ending, Recorder, Way
 from tokenmill.workers.jobs import JobTable, RunningJob
-from tokenmill.workers.outage import Outage
 from tokenmill.workers.publish import Publisher
 
 
@@ -28,6 +28,7 @@ class FakeScripts:
         self.errors: list[Exception] = []
         self.status = "written"
         self.poison: str | None = None
+        self.together = 0
 
     def deltas(self) -> list[Delta]:
         return [
@@ -49,6 +50,14 @@ class FakeScripts:
         if self.errors:
             raise self.errors.pop(0)
         return ["recorded"] * len(items)
+
+    async def emit_and_finish(
+        self, *, group: str, deltas: list[EmitItem], ends: list[FinishItem]
+    ) -> tuple[list[str], list[str]]:
+        """One round trip: an error means that neither was answered."""
+        self.together += 1
+        emitted = await self.emit(group=group, items=deltas)
+        return emitted, await self.finish(group=group, items=ends)
 
 
 class Desk:
@@ -232,3 +241,42 @@ async def test_choices_are_kept_apart(desks) -> None:
         )
     await desk.settled()
     assert sorted(delta.choice for delta in desk.scripts.deltas()) == [0, 1]
+
+
+async def test_the_last_delta_and_the_end_take_one_round_trip(desks) -> None:
+    desk = desks()
+    job = desk.job()
+    desk.scripts.errors = [OSError("gone")]
+    desk.add(job, 0, "a", last=True)
+    desk.publisher.end(Ending(job, Way.SUCCEEDED))
+    await desk.settled()
+    assert desk.scripts.together == 2  # the lost reply, and the same again
+    assert desk.scripts.emits[0] == desk.scripts.emits[1]
+    ((item,),) = desk.scripts.finishes
+    assert item.seq == 2
+    assert msgspec.json.decode(item.result, type=JobResult).timings.ttft_ms is not None
+    assert len(desk.table) == 0
+    assert desk.lost == []
+
+
+async def test_an_end_that_redis_answered_outweighs_its_repeated_delta(desks) -> None:
+    desk = desks()
+    job = desk.job()
+    desk.scripts.status = "lost"  # the first call was carried out, its reply was not
+    desk.add(job, 0, "a", last=True)
+    desk.publisher.end(Ending(job, Way.SUCCEEDED))
+    await desk.settled()
+    assert desk.lost == []
+    assert len(desk.table) == 0
+
+
+async def test_a_job_that_goes_on_is_not_ended_with_its_neighbour(desks) -> None:
+    desk = desks()
+    job = desk.job()
+    desk.add(job, 0, "a")
+    other = desk.job("other")
+    desk.add(other, 0, "b")
+    desk.publisher.end(Ending(other, Way.CANCELLED))
+    await desk.settled()
+    assert [item.job_id for call in desk.scripts.finishes for item in call] == ["other"]
+    assert desk.table.holds(job)

@@ -147,14 +147,19 @@ def kv_write(
 
 
 def _gather(
-    store: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor, length: int
+    store: torch.Tensor,
+    scales: torch.Tensor | None,
+    blocks: torch.Tensor,
+    length: int,
+    group: int,
 ) -> torch.Tensor:
-    """Returns float64 [kv_heads, length, D] of one sequence."""
+    """Returns float64 [heads, length, D] of one sequence, `group` heads per KV head."""
     values = store[blocks].double()
     if scales is not None:
         values = values * scales[blocks].double()[..., None]
     heads, dim = store.shape[1], store.shape[3]
-    return values.permute(1, 0, 2, 3).reshape(heads, -1, dim)[:, :length]
+    values = values.permute(1, 0, 2, 3).reshape(heads, -1, dim)[:, :length]
+    return values.repeat_interleave(group, 0)
 
 
 def paged_attention(
@@ -192,13 +197,11 @@ def paged_attention(
         if start == end:
             continue
         blocks = layout.block_table[s, : -(-length // block_size)].long()
-        keys = _gather(layer.k, layer.k_scale, blocks, length)
-        values = _gather(layer.v, layer.v_scale, blocks, length)
+        keys = _gather(layer.k, layer.k_scale, blocks, length, group)
+        values = _gather(layer.v, layer.v_scale, blocks, length, group)
         here = torch.arange(length - (end - start), length)[:, None]
         there = torch.arange(length)[None, :]
-        scores = scale * torch.einsum(
-            "thd,hkd->htk", q[start:end].double(), keys.repeat_interleave(group, 0)
-        )
+        scores = scale * torch.einsum("thd,hkd->htk", q[start:end].double(), keys)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if alibi_slopes is not None:
@@ -206,13 +209,27 @@ def paged_attention(
         hidden = there > here
         if window is not None:
             hidden = hidden | (there <= here - window)
-        scores = scores.masked_fill(hidden, float("-inf"))
-        # A hidden value that is not finite must not leak through 0 * NaN.
-        weights = torch.softmax(scores, dim=-1)
-        spread = values.repeat_interleave(group, 0)
-        bad = ~torch.isfinite(spread).all(dim=-1)
-        mixed = torch.einsum("htk,hkd->thd", weights, torch.nan_to_num(spread))
-        seen = (bad[:, None, :] & ~hidden[None]).any(dim=-1)
-        mixed[seen.T] = float("nan")
-        out[start:end] = mixed.float()
+        out[start:end] = _mix(scores, values, hidden).float()
     return out
+
+
+def _mix(
+    scores: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Returns the softmax-weighted values that each query sees.
+
+    Args:
+        scores: float64 [heads, T, keys].
+        values: float64 [heads, keys, D].
+        hidden: bool [T, keys].
+
+    Returns:
+        float64 [T, heads, D].
+    """
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    # A hidden value that is not finite must not leak through 0 * NaN.
+    bad = ~torch.isfinite(values).all(dim=-1)
+    mixed = torch.einsum("htk,hkd->thd", weights, torch.nan_to_num(values))
+    seen = (bad[:, None, :] & ~hidden[None]).any(dim=-1)
+    mixed[seen.T] = float("nan")
+    return mixed

@@ -26,6 +26,7 @@ MARGIN_FRACTION: Final = 0.1
 MARGIN_BYTES: Final = 512 * MIB
 """Least that the pool leaves: activations, logits and the Python heap live there."""
 _EMBEDDINGS: Final = ("embed_tokens", "word_embeddings", "wte", "wpe")
+_KINDS: Final[tuple[KVKind, ...]] = ("int8", "float32")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -108,19 +109,6 @@ def describe(
     limit = context_limit(config)
     context = min(limit, max_context or limit)
     counts = count_parameters(path, config)
-    kinds: tuple[KVKind, ...] = ("int8", "float32")
-    pools: dict[str, object] = {}
-    for kind in kinds:
-        blocks = num_blocks or pool_blocks(
-            shape, kind=kind, block_size=block_size, kv_memory_mb=kv_memory_mb
-        )
-        pools[kind] = {
-            "bytes_per_token": shape.bytes_per_token(kind),
-            "blocks": blocks,
-            "tokens": blocks * block_size,
-            "bytes": blocks * block_size * shape.bytes_per_token(kind),
-            "sequences_of_max_context": blocks * block_size // context,
-        }
     return {
         "path": str(path),
         "family": family.model_type,
@@ -132,8 +120,34 @@ def describe(
         "max_context": context,
         "block_size": block_size,
         "weights_bytes": weight_bytes(counts),
-        "kv": pools,
+        "kv": {
+            kind: _pool_facts(
+                shape, kind, context, block_size, num_blocks, kv_memory_mb
+            )
+            for kind in _KINDS
+        },
         "free_memory_bytes": free_memory(),
+    }
+
+
+def _pool_facts(
+    shape: KVShape,
+    kind: KVKind,
+    context: int,
+    block_size: int,
+    num_blocks: int | None,
+    kv_memory_mb: int,
+) -> dict[str, int]:
+    blocks = num_blocks or pool_blocks(
+        shape, kind=kind, block_size=block_size, kv_memory_mb=kv_memory_mb
+    )
+    tokens = blocks * block_size
+    return {
+        "bytes_per_token": shape.bytes_per_token(kind),
+        "blocks": blocks,
+        "tokens": tokens,
+        "bytes": tokens * shape.bytes_per_token(kind),
+        "sequences_of_max_context": tokens // context,
     }
 
 

@@ -4,13 +4,16 @@ import importlib.metadata
 import importlib.util
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ....shared.errors import ModelLoadError
 from .cache import Progress, build_once, cache_directory
 from .gguf_llama import TOKEN_TYPE_CONTROL, LlamaGguf
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONVERTER_VERSION: Final = 1
 """Raised when the files written below change, so that old caches are not used."""
@@ -107,8 +110,6 @@ def convert_gguf(source: Path, directory: Path, progress: Progress) -> None:
 
 
 def _write_tokenizer(gguf: LlamaGguf, directory: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
     kind, flavour = (gguf.field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if (kind, flavour) != ("gpt2", "smollm"):
         raise ModelLoadError(
@@ -116,15 +117,39 @@ def _write_tokenizer(gguf: LlamaGguf, directory: Path) -> None:
             "'gpt2'/'smollm' tokenizer is converted"
         )
     tokens = gguf.strings("tokenizer.ggml.tokens")
+    tokenizer = _smollm_tokenizer(
+        tokens, gguf.strings("tokenizer.ggml.merges"), _control_tokens(gguf, tokens)
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(directory / "tokenizer_config.json", _tokenizer_config(gguf, tokens))
+
+
+def _control_tokens(gguf: LlamaGguf, tokens: list[str]) -> list[str]:
     kinds = gguf.field("tokenizer.ggml.token_type")
-    merges = [
-        (left, right)
-        for left, right in (
-            merge.split(" ", 1) for merge in gguf.strings("tokenizer.ggml.merges")
-        )
+    if not isinstance(kinds, list):
+        raise ModelLoadError(f"{gguf.path}: token types are no array")
+    return [
+        token
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind == TOKEN_TYPE_CONTROL
     ]
+
+
+def _smollm_tokenizer(
+    tokens: list[str], merges: list[str], control: list[str]
+) -> "Tokenizer":
+    """Byte-level BPE as SmolLM splits text: digits one by one, then words.
+
+    Args:
+        tokens: The vocabulary, by id.
+        merges: Pairs with a space between, the first applied first.
+        control: Tokens that are matched whole and never written by text alone.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    pairs = [(left, right) for left, right in (m.split(" ", 1) for m in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -132,37 +157,27 @@ def _write_tokenizer(gguf: LlamaGguf, directory: Path) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    if not isinstance(kinds, list):
-        raise ModelLoadError(f"{gguf.path}: token types are no array")
     tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, type_ in zip(tokens, kinds, strict=True)
-            if type_ == TOKEN_TYPE_CONTROL
-        ]
+        [AddedToken(token, special=True, normalized=False) for token in control]
     )
-    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
+
+
+def _tokenizer_config(gguf: LlamaGguf, tokens: list[str]) -> dict[str, object]:
+    roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     special = {
         f"{role}_token": tokens[gguf.integer(f"tokenizer.ggml.{key}_token_id")]
-        for role, key in (
-            ("bos", "bos"),
-            ("eos", "eos"),
-            ("pad", "padding"),
-            ("unk", "unknown"),
-        )
+        for role, key in roles.items()
     }
-    _write_json(
-        directory / "tokenizer_config.json",
-        {
-            **special,
-            "add_bos_token": False,
-            "add_prefix_space": False,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": gguf.integer("llama.context_length"),
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "chat_template": gguf.field("tokenizer.chat_template"),
-        },
-    )
+    return {
+        **special,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": gguf.integer("llama.context_length"),
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": gguf.field("tokenizer.chat_template"),
+    }
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

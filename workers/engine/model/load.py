@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,23 +75,16 @@ def load_runner(
         ModelLoadError: Unsupported architecture or device, missing or damaged files, or
             not enough memory.
     """
-    if device not in ("auto", "cpu"):
-        raise ModelLoadError(
-            f"device {device!r} is not supported by this build; use 'cpu' or 'auto'"
-        )
+    _check_device(device)
     with _collector_paused():
-        return _load(
-            path,
-            weights=weights,
-            kv=kv,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            kv_memory_mb=kv_memory_mb,
-            max_context=max_context,
-            threads=threads,
-            fused=fused,
-            progress=progress,
+        _use_threads(threads, weights)
+        checkpoint = _read(path, weights, fused=fused, progress=progress)
+        shape = kv_shape(checkpoint.config)
+        num_blocks = num_blocks or pool_blocks(
+            shape, kind=kv, block_size=block_size, kv_memory_mb=kv_memory_mb
         )
+        store = KVStore(shape, num_blocks=num_blocks, block_size=block_size, kind=kv)
+        return _runner(checkpoint, store, max_context)
 
 
 @contextmanager
@@ -112,36 +106,39 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _load(
-    path: Path,
-    *,
-    weights: Weights,
-    kv: KVKind,
-    block_size: int,
-    num_blocks: int | None,
-    kv_memory_mb: int,
-    max_context: int | None,
-    threads: int | None,
-    fused: bool,
-    progress: Progress | None,
-) -> TransformersRunner:
-    cores = threads or available_cores()
-    # INT8 linears are the kernels' work; all others are torch's.
-    ops.set_num_threads(cores, torch_threads=None if weights == "int8" else cores)
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A model with its weights, attention still its own."""
+
+    path: Path
+    family: Family
+    config: PreTrainedConfig
+    weights: Weights
+    model: PreTrainedModel
+    fused: bool
+    """Its layers are merged for the fused decoder."""
+
+
+def _read(
+    path: Path, weights: Weights, *, fused: bool, progress: Progress | None
+) -> _Checkpoint:
     family = family_of(path)
     config = family.load_config(path)
     fuse = fused and family.llama_pattern and weights in ("int8", "float32")
     groups = merged_layers(config.num_hidden_layers) if fuse else {}
     model = _read_model(path, family, config, weights, groups, progress)
-    shape = kv_shape(config)
-    blocks = num_blocks or pool_blocks(
-        shape, kind=kv, block_size=block_size, kv_memory_mb=kv_memory_mb
-    )
-    store = KVStore(shape, num_blocks=blocks, block_size=block_size, kind=kv)
+    return _Checkpoint(path, family, config, weights, model, fuse)
+
+
+def _runner(
+    checkpoint: _Checkpoint, store: KVStore, max_context: int | None
+) -> TransformersRunner:
+    """Connects a model to its KV store."""
+    model, family, config = checkpoint.model, checkpoint.family, checkpoint.config
     state = StepState(store.layers)
     _connect_attention(model, family, state)
     counter = RowCounter()
-    if fuse:
+    if checkpoint.fused:
         decoder: Decoder = FusedLlamaDecoder(model, state, counter.add)
     else:
         decoder = GenericDecoder(model)
@@ -153,20 +150,35 @@ def _load(
         state,
         counter,
         max_context=_context(config, max_context),
-        eos_token_ids=eos_token_ids(path, config),
-        weights_version=weights_version(path, weights, kv),
+        eos_token_ids=eos_token_ids(checkpoint.path, config),
+        weights_version=weights_version(
+            checkpoint.path, checkpoint.weights, store.kind
+        ),
     )
     log.info(
         "model_loaded",
-        path=str(path),
+        path=str(checkpoint.path),
         family=family.model_type,
-        weights=weights,
-        kv=kv,
+        weights=checkpoint.weights,
+        kv=store.kind,
         decoder=type(decoder).__name__,
-        kv_blocks=blocks,
+        kv_blocks=store.num_blocks,
         kv_mib=store.nbytes >> 20,
     )
     return runner
+
+
+def _check_device(device: str) -> None:
+    if device not in ("auto", "cpu"):
+        raise ModelLoadError(
+            f"device {device!r} is not supported by this build; use 'cpu' or 'auto'"
+        )
+
+
+def _use_threads(threads: int | None, weights: Weights) -> None:
+    cores = threads or available_cores()
+    # INT8 linears are the kernels' work; all others are torch's.
+    ops.set_num_threads(cores, torch_threads=None if weights == "int8" else cores)
 
 
 def available_cores() -> int:

@@ -59,53 +59,68 @@ def load_scales(
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def step_row(
+def score_row(
     query: np.ndarray,
     keys: np.ndarray,
-    values: np.ndarray,
     k_scale: np.ndarray,
-    v_scale: np.ndarray,
     lo: int,
     hi: int,
     distance: int,
     slope: np.float32,
     softcap: np.float32,
     scores: np.ndarray,
+) -> None:
+    """Scores one query against keys lo..hi of a tile.
+
+    Args:
+        query: float32 [D].
+        keys: float32 [D, 32].
+        k_scale: float32 [32], score factor included.
+        lo: First visible key of the tile.
+        hi: One past the last visible key.
+        distance: Query position minus the tile's first key.
+        slope: ALiBi slope or 0.
+        softcap: Bound of the scores or 0.
+        scores: float32 [32], overwritten; only lo..hi are scores.
+    """
+    for i in range(TILE):
+        scores[i] = FLOAT(0.0)
+    for d in range(query.shape[0]):
+        factor = query[d]
+        for i in range(TILE):
+            scores[i] += factor * keys[d, i]
+    for i in range(lo, hi):
+        score = FLOAT(scores[i] * k_scale[i])
+        if softcap > FLOAT(0.0):
+            score = FLOAT(softcap * FLOAT(math.tanh(FLOAT(score / softcap))))
+        scores[i] = FLOAT(score + slope * FLOAT(i - distance))
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def add_row(
+    scores: np.ndarray,
+    values: np.ndarray,
+    v_scale: np.ndarray,
+    lo: int,
+    hi: int,
     sums: np.ndarray,
     state: np.ndarray,
 ) -> None:
     """Adds keys lo..hi of a tile to one row's running softmax.
 
     Args:
-        query: float32 [D].
-        keys: float32 [D, 32].
+        scores: float32 [32].
         values: float32 [32, D].
-        k_scale: float32 [32], score factor included.
         v_scale: float32 [32].
         lo: First visible key of the tile.
         hi: One past the last visible key.
-        distance: Query position minus the tile's first key.
-        slope: ALiBi slope or 0.
-        softcap: Bound of the scores or 0.
-        scores: float32 [32], scratch.
         sums: float32 [D], weighted values so far.
         state: float32 [2]: largest score and sum of weights so far.
     """
-    dim = query.shape[0]
-    for i in range(TILE):
-        scores[i] = FLOAT(0.0)
-    for d in range(dim):
-        factor = query[d]
-        for i in range(TILE):
-            scores[i] += factor * keys[d, i]
+    dim = sums.shape[0]
     top = state[0]
     for i in range(lo, hi):
-        score = FLOAT(scores[i] * k_scale[i])
-        if softcap > FLOAT(0.0):
-            score = FLOAT(softcap * FLOAT(math.tanh(FLOAT(score / softcap))))
-        score = FLOAT(score + slope * FLOAT(i - distance))
-        scores[i] = score
-        top = max(top, score)
+        top = max(top, scores[i])
     keep = FLOAT(0.0)
     if state[0] > HIDDEN:
         keep = FLOAT(math.exp(FLOAT(state[0] - top)))
@@ -119,6 +134,54 @@ def step_row(
         for d in range(dim):
             sums[d] += weight * values[i, d]
     state[0], state[1] = top, mass
+
+
+@njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def attend_item(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    k_scales: np.ndarray,
+    v_scales: np.ndarray,
+    item: np.ndarray,
+    table: np.ndarray,
+    scale: np.float32,
+    window: int,
+    slopes: np.ndarray,
+    softcap: np.float32,
+    out: np.ndarray,
+) -> None:
+    """Attends for the queries of one item; arguments as in `attend`."""
+    sequence, head, token, count, base = item
+    blocks = table[sequence]
+    dim, group = q.shape[2], q.shape[1] // k.shape[1]
+    keys = np.empty((dim, TILE), dtype=np.float32)
+    values = np.empty((TILE, dim), dtype=np.float32)
+    k_scale = np.empty(TILE, dtype=np.float32)
+    v_scale = np.empty(TILE, dtype=np.float32)
+    scores = np.empty(TILE, dtype=np.float32)
+    sums = np.zeros((count * group, dim), dtype=np.float32)
+    state = np.zeros((count * group, 2), dtype=np.float32)
+    state[:, 0] = HIDDEN
+    last = base + count - 1
+    start = max(0, base - window + 1) if window > 0 else 0
+    for tile in range(start // TILE * TILE, last + 1, TILE):
+        load_tile(k, v, blocks, tile, last, head, keys, values)
+        load_scales(k_scales, blocks, tile, last, head, scale, k_scale)
+        load_scales(v_scales, blocks, tile, last, head, FLOAT(1.0), v_scale)
+        for row in range(count * group):
+            at = base + row // group - tile
+            lo = max(0, at - window + 1) if window > 0 else 0
+            hi = min(TILE, at + 1)
+            if lo < hi:
+                own = head * group + row % group
+                query, slope = q[token + row // group, own], slopes[own]
+                score_row(query, keys, k_scale, lo, hi, at, slope, softcap, scores)
+                add_row(scores, values, v_scale, lo, hi, sums[row], state[row])
+    for row in range(count * group):
+        mixed = out[token + row // group, head * group + row % group]
+        for d in range(dim):
+            mixed[d] = sums[row, d] / state[row, 1]
 
 
 @njit(parallel=True, **OPTIONS)  # type: ignore[untyped-decorator]
@@ -153,48 +216,18 @@ def attend(
         softcap: 0 is none.
         out: float32 [T, heads, D], overwritten.
     """
-    dim, group = q.shape[2], q.shape[1] // k.shape[1]
-    for item in prange(items.shape[0]):
-        sequence, kv_head, token, count, base = items[item]
-        rows = count * group
-        keys = np.empty((dim, TILE), dtype=np.float32)
-        values = np.empty((TILE, dim), dtype=np.float32)
-        k_scale = np.empty(TILE, dtype=np.float32)
-        v_scale = np.empty(TILE, dtype=np.float32)
-        scores = np.empty(TILE, dtype=np.float32)
-        sums = np.zeros((rows, dim), dtype=np.float32)
-        state = np.zeros((rows, 2), dtype=np.float32)
-        state[:, 0] = HIDDEN
-        last = base + count - 1
-        start = max(0, base - window + 1) if window > 0 else 0
-        for tile in range(start // TILE * TILE, last + 1, TILE):
-            load_tile(k, v, table[sequence], tile, last, kv_head, keys, values)
-            load_scales(k_scales, table[sequence], tile, last, kv_head, scale, k_scale)
-            load_scales(
-                v_scales, table[sequence], tile, last, kv_head, FLOAT(1.0), v_scale
-            )
-            for row in range(rows):
-                position = base + row // group
-                first = max(0, position - window + 1) if window > 0 else 0
-                lo, hi = max(0, first - tile), min(TILE, position + 1 - tile)
-                if lo < hi:
-                    head = kv_head * group + row % group
-                    step_row(
-                        q[token + row // group, head],
-                        keys,
-                        values,
-                        k_scale,
-                        v_scale,
-                        lo,
-                        hi,
-                        position - tile,
-                        slopes[head],
-                        softcap,
-                        scores,
-                        sums[row],
-                        state[row],
-                    )
-        for row in range(rows):
-            head = kv_head * group + row % group
-            for d in range(dim):
-                out[token + row // group, head, d] = sums[row, d] / state[row, 1]
+    for index in prange(items.shape[0]):
+        attend_item(
+            q,
+            k,
+            v,
+            k_scales,
+            v_scales,
+            items[index],
+            table,
+            scale,
+            window,
+            slopes,
+            softcap,
+            out,
+        )

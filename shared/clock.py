@@ -17,7 +17,7 @@ class RedisClock:
         self._monotonic = monotonic
         self._offset_ms = time.time() * 1000.0 - monotonic() * 1000.0
 
-    def observe(self, redis_ms: int) -> None:
+    def observe(self, redis_ms: float) -> None:
         """Sets the clock by a reading that has just arrived from Redis."""
         self._offset_ms = redis_ms - self._monotonic() * 1000.0
 

@@ -1,0 +1,72 @@
+"""From the command line of `tokenmill up` to a running pool."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..config import Config, ModelConfig
+from ..config_check import check
+from ..config_load import LoadedConfig, load_config
+from ..logging import configure
+from .plan import PoolOptions
+from .up import Pool
+
+
+class Overrides(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that the command line puts over those of the file."""
+
+    url: str | None = None
+    """Redis to use."""
+    state_dir: Path | None = None
+    workers: int | None = None
+    """Of each model."""
+    models: tuple[str, ...] = ()
+    """The only ones to serve."""
+
+
+def start(options: PoolOptions, overrides: Overrides, ready_file: Path | None) -> int:
+    """Runs a pool until it is told to stop or cannot go on.
+
+    Args:
+        options: Which processes it has.
+        overrides: What was given on the command line.
+        ready_file: Written when the pool is ready.
+
+    Returns:
+        The exit code, see `Pool.run`.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+    """
+    settings = overridden(load_config(options.config_path), overrides)
+    configure(settings.log, "up")
+    url = overrides.url or os.environ.get("TOKENMILL_URL") or settings.redis.url
+    return asyncio.run(Pool(options, settings, url, ready_file).run())
+
+
+def overridden(loaded: LoadedConfig, overrides: Overrides) -> Config:
+    """Returns the settings with what the command line says put over them.
+
+    Raises:
+        ConfigError: Together they make no sense.
+    """
+    config = loaded.config
+    if overrides.state_dir is not None:
+        pool = msgspec.structs.replace(config.pool, state_dir=str(overrides.state_dir))
+        config = msgspec.structs.replace(config, pool=pool)
+    models = config.models
+    if overrides.models:
+        known = {model.name: model for model in models}
+        models = tuple(
+            known.get(name) or ModelConfig(name=name) for name in overrides.models
+        )
+    if overrides.workers is not None:
+        models = tuple(
+            msgspec.structs.replace(model, replicas=overrides.workers)
+            for model in models
+        )
+    config = msgspec.structs.replace(config, models=models)
+    check(config, loaded.origins)
+    return config
