@@ -45,6 +45,7 @@ TARGETS = {"jobs_per_s": 2000, "p99_ms": 15.0}
 
 
 def free_port() -> int:
+    """A port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -87,16 +88,19 @@ def process(command: list[str], *, quiet: bool = False) -> Iterator["subprocess.
 
 
 def environment() -> dict[str, str]:
+    """Variables of every process here: quiet, and nothing from a hub."""
     variables = {**os.environ, "TOKENMILL_LOG_LEVEL": "warning"}
     return variables | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def client(*arguments: object, **pipes: object) -> "subprocess.Popen":
+    """Starts `queue_client.py` with these arguments."""
     command = [sys.executable, str(HERE / "queue_client.py"), *map(str, arguments)]
     return subprocess.Popen(command, env=environment(), text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 def report(running: "subprocess.Popen") -> dict[str, float]:
+    """The JSON object that a client process printed last."""
     return json.loads(output_of(running))  # type: ignore[no-any-return]
 
 
@@ -118,6 +122,7 @@ def cpu_s(pid: int) -> float:
 
 
 def throughput(url: str, jobs: int) -> dict[str, float]:
+    """Jobs per second through the full path, every result compared."""
     pipe = subprocess.PIPE
     producer = client("produce", url, jobs, stdout=pipe, stderr=pipe)
     reader = client("read", url, jobs, stdin=producer.stdout, stdout=pipe)
@@ -159,12 +164,14 @@ def latency(url: str, jobs: int) -> dict[str, object]:
 
 
 def whole_path(began: dict[str, float], heard: dict[str, float]) -> list[float]:
+    """Milliseconds from before each submit until its end was heard."""
     return [(heard[job_id] - at) * 1000 for job_id, at in began.items()]
 
 
 def stages(
     url: str, began: dict[str, float], heard: dict[str, float]
 ) -> dict[str, list[float]]:
+    """Milliseconds that each job spent in each stage."""
     import redis
 
     fields = ("dispatched_ms", "started_ms")
@@ -181,6 +188,7 @@ def stages(
 
 
 def percentiles(times_ms: list[float]) -> dict[str, float]:
+    """P50, P99 and the largest of some times."""
     ordered = sorted(times_ms)
     return {
         "p50_ms": round(ordered[len(ordered) // 2], 2),
@@ -197,6 +205,7 @@ def result_latency(url: str, jobs: int) -> dict[str, float]:
 
 
 def arq_rate(url: str, jobs: int) -> dict[str, float]:
+    """arq's figures for jobs that do nothing, on the same server."""
     command = [sys.executable, str(HERE / "queue_arq.py"), url, str(jobs)]
     done = subprocess.run(
         command, env=environment(), stdout=subprocess.PIPE, check=True, text=True
@@ -205,6 +214,7 @@ def arq_rate(url: str, jobs: int) -> dict[str, float]:
 
 
 def wait_for_worker(url: str) -> None:
+    """Returns once a worker and the pool card are there."""
     import redis
 
     server = redis.Redis.from_url(url)
@@ -217,6 +227,7 @@ def wait_for_worker(url: str) -> None:
 
 
 def main() -> None:
+    """Runs everything and prints the figures as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--paced", type=int, default=400)

@@ -35,6 +35,7 @@ def prompt(number: int) -> Prompt:
 
 
 async def produce(url: str, count: int) -> None:
+    """Submits in batches; prints (job id, text) pairs for the reader."""
     began, cpu_began = time.time(), time.process_time()
     async with Client(url) as mill:
         for first in range(0, count, BATCH):
@@ -51,6 +52,7 @@ async def produce(url: str, count: int) -> None:
 
 
 async def read(url: str, count: int) -> None:
+    """Reads every result and compares it with what was sent."""
     loop, cpu_began = asyncio.get_running_loop(), time.process_time()
     checks: list[asyncio.Task[tuple[int, int]]] = []
     async with Client(url) as mill:
@@ -157,6 +159,7 @@ async def once(mill: Client, number: int) -> float:
 
 
 def main() -> None:
+    """Runs the part that the first argument names."""
     kind, url, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if kind == "produce":
         asyncio.run(produce(url, count))

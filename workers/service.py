@@ -73,34 +73,48 @@ async def serve(
         loading = asyncio.create_task(_in_thread(options, config, progress))
         await _reach(client)
         loaded = await loading
-        worker = Worker(
-            client=client,
-            keys=Keys(options.model.name, options.partition),
-            engine=loaded.engine,
-            spec=WorkerSpec(
-                group=group,
-                card=loaded.card,
-                bundle=loaded.bundle,
-                block_size=loaded.block_size,
-                batch_tokens=loaded.batch_tokens,
-            ),
-            config=config,
-        )
+        worker = _worker(client, group, options, loaded, config)
         settle()
         with translate():
             await worker.announce()
         signals.drains(worker.drain)
-        structlog.get_logger().info(
-            "worker_ready",
-            model=loaded.card.model,
-            load_s=round(loaded.load_s, 2),
-            weights_version=loaded.card.weights_version,
-            max_context=loaded.card.max_context,
-        )
+        _say_ready(loaded)
         ready(loaded, group)
         return await worker.run()
     finally:
         await client.aclose()
+
+
+def _worker(
+    client: "redis.asyncio.Redis",
+    group: str,
+    options: WorkOptions,
+    loaded: Loaded,
+    config: Config,
+) -> Worker:
+    return Worker(
+        client=client,
+        keys=Keys(options.model.name, options.partition),
+        engine=loaded.engine,
+        spec=WorkerSpec(
+            group=group,
+            card=loaded.card,
+            bundle=loaded.bundle,
+            block_size=loaded.block_size,
+            batch_tokens=loaded.batch_tokens,
+        ),
+        config=config,
+    )
+
+
+def _say_ready(loaded: Loaded) -> None:
+    structlog.get_logger().info(
+        "worker_ready",
+        model=loaded.card.model,
+        load_s=round(loaded.load_s, 2),
+        weights_version=loaded.card.weights_version,
+        max_context=loaded.card.max_context,
+    )
 
 
 async def _in_thread(
