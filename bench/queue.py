@@ -205,7 +205,7 @@ def result_latency(url: str, jobs: int) -> dict[str, float]:
 
 
 def arq_rate(url: str, jobs: int) -> dict[str, float]:
-    """arq's figures for jobs that do nothing, on the same server."""
+    """Figures of arq for jobs that do nothing, on the same server."""
     command = [sys.executable, str(HERE / "queue_arq.py"), url, str(jobs)]
     done = subprocess.run(
         command, env=environment(), stdout=subprocess.PIPE, check=True, text=True

@@ -133,6 +133,12 @@ class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str | None = None
 
 
+CANCELLED: Final = JobError("cancelled", "cancelled on request")
+"""Recorded with every cancelled job, whoever noticed the request."""
+EXPIRED: Final = JobError("expired", "the deadline passed before the job finished")
+"""Recorded with every expired job, waiting or running."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens counted, over all choices and epochs."""
 
