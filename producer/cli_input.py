@@ -1,12 +1,33 @@
 """What the submit command reads: text from its sources, options into a prompt."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+import typer
 
 from ..shared.errors import InvalidRequest
 from ..shared.messages import Message, Prompt
+
+
+class ControlTokens(StrEnum):
+    """What may be done with text that spells control tokens, as typer lists it."""
+
+    REFUSE = "refuse"
+    AS_TEXT = "as_text"
+    ALLOW = "allow"
+
+
+def check_seconds(seconds: float | None) -> float | None:
+    """Refuses what is no time to wait, before anything is enqueued.
+
+    Raises:
+        BadParameter: It is negative or not a number.
+    """
+    if seconds is not None and not seconds >= 0:
+        raise typer.BadParameter(f"{seconds} is not a time to wait; expected 0 or more")
+    return seconds
 
 
 def read_text(argument: str | None, file: Path | None) -> str:
@@ -22,6 +43,8 @@ def read_text(argument: str | None, file: Path | None) -> str:
     Raises:
         InvalidRequest: No source or several, unreadable, or not UTF-8.
     """
+    if file is not None and not file.exists():
+        raise InvalidRequest("file", f"{file}: No such file or directory")
     if file is not None and argument is not None:
         raise InvalidRequest(
             "text", "given both as an argument and with --file; expected one of them"

@@ -7,16 +7,18 @@ import typer
 
 from ..shared.cli_support import handle_errors
 from ..shared.lifecycle import TERMINAL, State
+from .cli_following import print_stream
 from .cli_output import (
     JOB_HEADER,
+    JOB_SPARE,
     clock,
     duration,
     job_row,
     print_json,
+    print_note,
     print_table,
     print_text,
 )
-from .cli_submit import print_stream
 
 if TYPE_CHECKING:
     from ..shared.messages import JobResult
@@ -75,7 +77,11 @@ async def jobs(
         return
     # Ages compare this machine's clock with that of Redis: for reading only.
     now_ms = time.time() * 1000
-    print_table(JOB_HEADER, [job_row(info, now_ms) for info in found])
+    rows = [job_row(info, now_ms) for info in found]
+    print_table(JOB_HEADER, rows, JOB_SPARE)
+    for info in found:
+        if info.problem is not None:
+            print_note(f"unreadable: {info.id[:120]!r}: {info.problem}")
 
 
 @handle_errors

@@ -1,5 +1,6 @@
 """How the producer's commands print: text that flushes, JSON lines, plain tables."""
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -31,12 +32,48 @@ def print_note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes aligned columns; nothing is cut, since ids are there to be copied."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
+def print_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    spare: Sequence[str] = (),
+) -> None:
+    """Writes aligned columns; nothing is cut, since ids are there to be copied.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells.
+        spare: Columns that a narrow terminal goes without, the least wanted first.
+    """
+    lines = (header, *([_one_line(cell) for cell in row] for row in rows))
+    columns = list(zip(*lines, strict=True))
+    if sys.stdout.isatty():
+        columns = fit_columns(columns, shutil.get_terminal_size().columns, spare)
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def fit_columns(
+    columns: Sequence[tuple[str, ...]], width: int, spare: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Leaves columns out, in the order of `spare`, until a row fits into `width`.
+
+    Args:
+        columns: Each the header and its cells.
+        width: Characters of a line.
+        spare: Headers of columns that may go.
+    """
+    left = list(columns)
+    for name in spare:
+        if sum(max(map(len, column)) + 2 for column in left) - 2 <= width:
+            break
+        left = [column for column in left if column[0] != name]
+    return left
+
+
+def _one_line(cell: str) -> str:
+    return cell.translate(_CONTROLS | {9: " ", 10: "\\n", 13: "\\r"})
 
 
 class DeltaPrinter:
@@ -85,6 +122,8 @@ def print_result(result: JobResult, *, as_json: bool) -> None:
 
 def job_row(info: JobInfo, now_ms: float) -> list[str]:
     """Cells of one job for a table; see `JOB_HEADER`."""
+    if info.problem is not None:
+        return [info.id, info.state, *("-" for _ in JOB_HEADER[2:])]
     end_ms = info.finished_ms or now_ms
     begin_ms = info.enqueued_ms or now_ms
     return [
@@ -99,6 +138,8 @@ def job_row(info: JobInfo, now_ms: float) -> list[str]:
 
 
 JOB_HEADER: Final = ("JOB", "STATE", "CLASS", "TENANT", "TOKENS", "AGE", "TOOK")
+JOB_SPARE: Final = ("TENANT", "CLASS", "TOKENS", "TOOK", "AGE", "STATE")
+"""What a narrow terminal goes without; the id stays whole."""
 
 
 def duration(milliseconds: float) -> str:

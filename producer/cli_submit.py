@@ -2,15 +2,22 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
 
 from ..shared.cli_support import handle_errors
+from ..shared.errors import TokenmillError
 from ..shared.messages import DEFAULT_MODEL, DEFAULT_TENANT, JobClass
-from .cli_input import build_prompt, parse_logit_bias, read_content
-from .cli_output import DeltaPrinter, print_json, print_note, print_result
+from .cli_following import Following, follow
+from .cli_input import (
+    ControlTokens,
+    build_prompt,
+    check_seconds,
+    parse_logit_bias,
+    read_content,
+)
+from .cli_output import print_json, print_note
 
 if TYPE_CHECKING:
     from ..shared.messages import Prompt
@@ -20,18 +27,11 @@ _SAMPLING = "Sampling"
 _QUEUEING = "Queueing"
 _OUTPUT = "Output"
 
+_REPLY_S: Final = 2.0
+"""How long an interrupted command waits for the reply to its enqueueing."""
+
 Number = Annotated[int | None, typer.Option(rich_help_panel=_SAMPLING)]
 Real = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING)]
-
-
-class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command goes on once the job is in the queue."""
-
-    stream: bool
-    wait: bool
-    keep: bool
-    timeout_s: float | None
-    as_json: bool
 
 
 def register_submit(app: typer.Typer) -> None:
@@ -55,8 +55,8 @@ async def submit(
     ] = None,
     model: str = DEFAULT_MODEL,
     control_tokens: Annotated[
-        str | None,
-        typer.Option(help="Text that spells control tokens: refuse, as_text or allow."),
+        ControlTokens | None,
+        typer.Option(help="What to do where the text spells a control token."),
     ] = None,
     max_tokens: Number = None,
     min_tokens: Number = None,
@@ -124,13 +124,16 @@ async def submit(
     keep: Annotated[
         bool,
         typer.Option(
-            "--keep", rich_help_panel=_OUTPUT, help="Ctrl-C leaves the job running."
+            "--keep", rich_help_panel=_OUTPUT, help="Ctrl-C leaves the job alone."
         ),
     ] = False,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", rich_help_panel=_OUTPUT, help="Seconds to wait for the end."
+            "--timeout",
+            rich_help_panel=_OUTPUT,
+            help="Seconds to wait for the end.",
+            callback=check_seconds,
         ),
     ] = None,
     url: Annotated[
@@ -186,68 +189,40 @@ async def _run(
     from .client import Client
 
     async with Client(url) as mill:
-        job = await mill.submit(
-            prompt, when_unserved="wait" if wait_for_worker else "refuse"
+        enqueueing = asyncio.ensure_future(
+            mill.submit(prompt, when_unserved="wait" if wait_for_worker else "refuse")
         )
-        if not following.wait:
-            _print_id(job, as_json=following.as_json)
-            return
         try:
-            await _follow(job, following, prompt.sampling.n)
-        except (asyncio.CancelledError, BrokenPipeError):
-            if following.keep:
-                print_note(f"\njob goes on; see it with: tokenmill tail {job.id}")
-            else:
-                state = await job.cancel()
-                print_note(f"\njob {job.id}: {state}")
+            # Shielded: a job that is in the queue without our knowing its id could
+            # be neither named nor cancelled.
+            job = await asyncio.shield(enqueueing)
+            if not following.wait:
+                _print_id(job, as_json=following.as_json)
+                return
+            await follow(job, following, prompt.sampling.n)
+        except TokenmillError:
+            raise  # a time-out is an OSError as well, and leaves the job alone
+        except (asyncio.CancelledError, OSError):
+            await _leave(enqueueing, keep=following.keep)
             raise
+
+
+async def _leave(enqueueing: "asyncio.Future[Job]", *, keep: bool) -> None:
+    """Says what becomes of the job when nobody waits for it any more."""
+    await asyncio.wait([enqueueing], timeout=_REPLY_S)
+    if not enqueueing.done():
+        enqueueing.cancel()
+        print_note("\nRedis did not answer: the job may be in the queue, or not")
+        return
+    job = enqueueing.result()
+    if keep:
+        print_note(f"\njob goes on; see it with: tokenmill tail {job.id}")
+    else:
+        print_note(f"\njob {job.id}: {await job.cancel()}")
 
 
 def _print_id(job: "Job", *, as_json: bool) -> None:
     if as_json:
         print_json({"id": job.id, "duplicate": job.duplicate})
     else:
-        print(job.id)
-
-
-async def _follow(job: "Job", following: Following, num_choices: int) -> None:
-    from ..shared.errors import ResultTimeout
-
-    if not following.stream:
-        result = await job.result(following.timeout_s)
-        print_result(result, as_json=following.as_json)
-        return
-    if following.as_json:
-        print_json({"id": job.id, "duplicate": job.duplicate})
-    try:
-        async with asyncio.timeout(following.timeout_s):
-            await print_stream(job, 0, num_choices, as_json=following.as_json)
-    except TimeoutError:
-        raise ResultTimeout(
-            f"job {job.id} was not done after {following.timeout_s} s; it goes on"
-        ) from None
-
-
-async def print_stream(
-    job: "Job", from_offset: int, num_choices: int, *, as_json: bool
-) -> None:
-    """Prints a job's output as it comes; as JSON, the result comes last.
-
-    Args:
-        job: Whose output.
-        from_offset: First token wanted, for every choice.
-        num_choices: Number of choices, where known; else 1.
-        as_json: JSON lines instead of text.
-
-    Raises:
-        JobFailed: After the last delta of a job that did not succeed.
-    """
-    printer = DeltaPrinter(as_json=as_json, num_choices=num_choices)
-    try:
-        async with job.stream(from_offset) as deltas:
-            async for delta in deltas:
-                printer.write(delta)
-    finally:
-        printer.close()
-    if as_json:
-        print_json(await job.result())
+        print(job.id, flush=True)

@@ -184,6 +184,8 @@ class Client:
     async def jobs(self, limit: int = 50, state: str | None = None) -> list[JobInfo]:
         """Returns the newest jobs of the pool, newest first.
 
+        A record that cannot be read has the state `unreadable` and says its `problem`.
+
         Args:
             limit: Most jobs to return.
             state: Only jobs in this `State`, among the 10,000 newest.

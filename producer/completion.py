@@ -6,9 +6,8 @@ from typing import Final, cast
 
 from .inbox import SILENCE_S, EndInbox
 from .job import Job
-from .outcome import decode_result
 from .session import Session
-from .stream import unknown_job
+from .standing import look_at, settled_by
 
 _BATCH: Final = 500
 """Results per MGET: large enough to make the round trip cheap, small enough that a
@@ -67,24 +66,24 @@ class Completions:
                 if raw is None:
                     missing.append((channel, job))
                     continue
-                job.settle(decode_result(raw))
+                job.settle(settled_by(raw))
                 self._end(channel, job)
             if missing and not known_to_end:
-                await self._drop_unknown(missing)
+                await self._drop_unending(missing)
 
     async def _results(self, jobs: list[Job]) -> list[bytes | None]:
         names = [job.shard.output(job.id) for job in jobs]
         (found,) = await self._session.read(("MGET", *names))
         return cast("list[bytes | None]", found)
 
-    async def _drop_unknown(self, several: list[tuple[bytes, Job]]) -> None:
-        """A job without a record never ends: its `result()` says so."""
-        known = await self._session.read(
-            *(("EXISTS", job.shard.job(job.id)) for _, job in several)
-        )
-        for (channel, job), exists in zip(several, known, strict=True):
-            if not exists:
-                job.settle(unknown_job(job.id))
+    async def _drop_unending(self, several: list[tuple[bytes, Job]]) -> None:
+        """A job without a record, or with an odd one, never ends: its `result()`
+        says so, and the others go on.
+        """
+        found = await look_at(self._session, [job.job_id for _, job in several])
+        for (channel, job), standing in zip(several, found, strict=True):
+            if standing is not None:
+                job.settle(standing)
                 self._end(channel, job)
 
     def _end(self, channel: bytes, job: Job) -> None:

@@ -1,9 +1,15 @@
 """What can be seen of jobs and models: plain records for callers and the command."""
 
+from typing import Final
+
 import msgspec
 
+from ..shared.errors import ProtocolError
 from ..shared.keys import JobId
 from ..shared.messages import ModelCard
+
+UNREADABLE: Final = "unreadable"
+"""Stands for the state of a job whose record is not in our format."""
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +41,29 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     finished_ms: int | None = None
     deadline_ms: int | None = None
     last_error: str | None = None
+    problem: str | None = None
+    """What is wrong with a record whose state is `UNREADABLE`."""
+
+    @classmethod
+    def unreadable(cls, job_id: str, problem: str) -> "JobInfo":
+        """Stands in a list for a record that cannot be read."""
+        return cls(
+            id=job_id,
+            model="",
+            state=UNREADABLE,
+            job_class="",
+            tenant="",
+            problem=problem,
+        )
 
     @classmethod
     def from_record(cls, job_id: str, record: dict[str, str]) -> "JobInfo":
-        """Reads the fields of `job:<id>`."""
+        """Reads the fields of `job:<id>`.
+
+        Raises:
+            UnknownJob: The id cannot be one.
+            ProtocolError: A field is not in our format; the message names it.
+        """
         return cls(
             id=job_id,
             model=JobId.parse(job_id).model,
@@ -84,6 +109,12 @@ def _integer(record: dict[str, str], field: str) -> int | None:
     if not text:
         return None
     try:
-        return int(text)
-    except ValueError:
-        return int(float(text))
+        try:
+            return int(text)
+        except ValueError:
+            return int(float(text))
+    except (ValueError, OverflowError):
+        raise ProtocolError(
+            f"the job's record cannot be read: its field '{field}' is "
+            f"{text[:40]!r}, expected a number"
+        ) from None

@@ -8,8 +8,9 @@ from ..shared.keys import JobId, Keys
 from ..shared.messages import JobResult
 from .inbox import SILENCE_S, EndInbox
 from .info import JobInfo
-from .outcome import decode_result, failure
-from .stream import TokenStream, unknown_job
+from .outcome import failure, unknown_job
+from .standing import info_of, look_at
+from .stream import TokenStream
 
 if TYPE_CHECKING:
     from .session import Session
@@ -119,12 +120,14 @@ class Job:
 
         Raises:
             UnknownJob: There is no record of it.
+            ProtocolError: The record is not in our format.
         """
-        scripts = self._session.scripts(self.shard)
-        record = await self._session.patiently(lambda: scripts.job(self.id))
-        if record is None:
-            raise unknown_job(self.id)
-        return JobInfo.from_record(self.id, record)
+        return await info_of(self._session, self._id)
+
+    @property
+    def job_id(self) -> JobId:
+        """The id, taken apart."""
+        return self._id
 
     @property
     def outcome(self) -> JobResult | None:
@@ -144,13 +147,10 @@ class Job:
         return outcome
 
     async def _look(self) -> JobResult | None:
-        known, raw = await self._session.read(
-            ("EXISTS", self.shard.job(self.id)),
-            ("GET", self.shard.output(self.id)),
-        )
-        if raw is None and not known:
-            raise unknown_job(self.id)
-        return None if raw is None else decode_result(raw)
+        (standing,) = await look_at(self._session, [self._id])
+        if isinstance(standing, TokenmillError):
+            raise standing
+        return standing
 
     async def _wait(self) -> JobResult:
         # Subscribe first and look second: an end in between is seen either way.

@@ -4,8 +4,15 @@ from typing import Final
 
 import msgspec
 
-from ..shared.errors import JobCancelled, JobExpired, JobFailed, ProtocolError
-from ..shared.lifecycle import State
+from ..shared.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    ProtocolError,
+    TokenmillError,
+    UnknownJob,
+)
+from ..shared.lifecycle import TERMINAL, State
 from ..shared.messages import SCHEMA_VERSION, Delta, JobError, JobResult
 
 _result_decoder: Final = msgspec.json.Decoder(JobResult)
@@ -59,4 +66,29 @@ def failure(job_id: str, state: str, error: JobError | None) -> JobFailed | None
         kind = JobCancelled
     elif state == State.EXPIRED:
         kind = JobExpired
-    return kind(job_id, code, message)
+    return kind(job_id, code, message, error.field if error else None)
+
+
+def unknown_job(job_id: str) -> UnknownJob:
+    """Returns the error for an id of which Redis knows nothing."""
+    return UnknownJob(
+        f"no record of job {job_id}: it was never enqueued in this pool, or its "
+        "retention has passed"
+    )
+
+
+def unending(job_id: str, state: bytes | None) -> TokenmillError | None:
+    """Returns why a job without a result will never have one, or None if it may.
+
+    Args:
+        job_id: The job.
+        state: That of its record, read before its result was looked for.
+    """
+    if state is None:
+        return unknown_job(job_id)
+    if state.decode(errors="replace") in TERMINAL:
+        # Only a foreign script could end a job without a result.
+        return ProtocolError(
+            f"job {job_id} is {state.decode()} and has no result in Redis"
+        )
+    return None

@@ -10,7 +10,7 @@ from ..shared.errors import RedisUnavailable, TokenmillError
 from ..shared.keys import JobId, Keys
 from .inbox import Watcher
 from .pool_view import PoolView
-from .reading import read
+from .reading import Command, read, read_each
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -98,9 +98,13 @@ class Session:
         with self._translate():
             await self.redis.ping()
 
-    async def read(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+    async def read(self, *commands: Command) -> list[Any]:
         """Sends read commands in one round trip, patiently; see `reading.read`."""
         return await self.patiently(lambda: read(self.redis, *commands))
+
+    async def read_each(self, *commands: Command) -> list[Any]:
+        """The same, with errors in the places of replies; see `reading.read_each`."""
+        return await self.patiently(lambda: read_each(self.redis, *commands))
 
     def start(self, work: Coroutine[object, object, object]) -> None:
         """Runs something in the background, to its end or to `close`."""

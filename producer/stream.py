@@ -9,11 +9,11 @@ import msgspec
 
 from ..shared.errors import ProtocolError, UnknownJob
 from ..shared.keys import JobId
-from ..shared.lifecycle import TERMINAL, State
+from ..shared.lifecycle import State
 from ..shared.messages import Delta, End
 from .assembler import Assembler, Fit
 from .inbox import SILENCE_S, Inbox
-from .outcome import decode_delta, decode_result, failure
+from .outcome import decode_delta, decode_result, failure, unending
 from .session import Session
 
 _PAGE: Final = 500
@@ -182,7 +182,9 @@ class TokenStream:
             if len(entries) < _PAGE:
                 break
         if raw_result is None and self.end is None:
-            self._require_alive(state)
+            problem = unending(self._name, state)
+            if problem is not None:
+                raise problem
         return cast("bytes | None", raw_result)
 
     def _after_last(self) -> bytes:
@@ -199,23 +201,6 @@ class TokenStream:
             )
         if delta is not None:
             self._ready.append(delta)
-
-    def _require_alive(self, state: bytes | None) -> None:
-        if state is None:
-            raise unknown_job(self._name)
-        if state.decode() in TERMINAL:
-            # Terminal without a result: only a foreign script could do that.
-            raise ProtocolError(
-                f"job {self._name} is {state.decode()} and has no result in Redis"
-            )
-
-
-def unknown_job(job_id: str) -> UnknownJob:
-    """Returns the error for an id of which Redis knows nothing."""
-    return UnknownJob(
-        f"no record of job {job_id}: it was never enqueued in this pool, or its "
-        "retention has passed"
-    )
 
 
 def _leave(subscription: tuple[Session, bytes, Inbox], cancel: JobId | None) -> None:

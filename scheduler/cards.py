@@ -58,7 +58,7 @@ class CardReader:
                 self._complained = False
                 return card
             problem = f"schema version {card.v}; this process reads {SCHEMA_VERSION}"
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             problem = str(error)
         if not self._complained:
             _log.error("model_card_unusable", model=self._model, error=problem)

@@ -31,6 +31,7 @@ async def schedule(
     from ..shared.redis import connect
     from ..shared.tokens import without_torch
     from .loop import serve
+    from .outage import require_redis
 
     settings = load_config(config).config
     configure(settings.log, "scheduler")
@@ -40,7 +41,11 @@ async def schedule(
         socket_timeout_s=settings.redis.socket_timeout_s,
         max_connections=settings.redis.max_connections,
     )
-    code = await serve(client, settings, standby=standby)
+    try:
+        await require_redis(client)
+        code = await serve(client, settings, standby=standby)
+    finally:
+        await client.aclose()
     raise typer.Exit(code)
 
 
@@ -49,9 +54,17 @@ async def janitor(url: _Url = None, config: _Config = None) -> None:
     from ..shared.config_load import load_config
     from ..shared.connection import find_pool
     from ..shared.logging import configure
+    from ..shared.redis import connect
     from .orchestrator import serve
+    from .outage import require_redis
 
     settings = load_config(config).config
     configure(settings.log, "janitor")
-    code = await serve(find_pool(url or settings.redis.url), settings)
+    pool = find_pool(url or settings.redis.url)
+    client = connect(pool, socket_timeout_s=settings.redis.socket_timeout_s)
+    try:
+        await require_redis(client)
+    finally:
+        await client.aclose()
+    code = await serve(pool, settings)
     raise typer.Exit(code)

@@ -3,13 +3,15 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import redis.asyncio
 import structlog
 
-from ..shared.errors import PromptTooLong
+from ..shared.errors import PromptTooLong, RedisUnsuitable
 from ..shared.keys import Keys
+from ..shared.script_runner import broke_on_data
 from ..shared.scripts import DispatchItem, DispatchReply, Scripts
 from .bell import Bell, heard
 from .clock import ArrivalRate, RedisClock
@@ -18,6 +20,7 @@ from .leader import LeadershipLost
 from .policy import plan
 from .refusing import Refuser
 from .snapshot import Batch, Fairness, GroupView, Snapshot, WaitingJob
+from .tokenizing import alone, internal
 from .waiting import Ready, WaitingRoom
 
 SWEEP_S: Final = 5.0
@@ -134,19 +137,14 @@ class Dispatcher:
                     tokens=assignment.tokens,
                     token_ids=ready.token_ids,
                     cost_blocks=assignment.cost_blocks,
+                    choices=assignment.choices,
                     bucket=batch.bucket,
                     entry_key=ready.stream,
                     entry_id=ready.entry_id,
                 )
             )
         name = next(self._batch_names)
-        replies = await self._scripts.dispatch(
-            fence=self._fence,
-            group=batch.group,
-            batch=name,
-            lease_ms=self._lease_ms,
-            items=items,
-        )
+        replies = await self._dispatched(batch.group, name, items)
         _log.debug(
             "batch",
             batch=name,
@@ -157,6 +155,34 @@ class Dispatcher:
             tokens=batch.tokens,
         )
         return self._settle(sent, replies)
+
+    async def _dispatched(
+        self, group: str, name: str, items: Sequence[DispatchItem]
+    ) -> list[DispatchReply]:
+        """Dispatches all at once, and one by one when that fails as a whole."""
+        try:
+            return await self._scripts.dispatch(
+                fence=self._fence,
+                group=group,
+                batch=name,
+                lease_ms=self._lease_ms,
+                items=items,
+            )
+        except RedisUnsuitable as error:
+            if not broke_on_data(error):
+                raise
+            problem = error
+        if len(items) > 1:
+            return [
+                reply
+                for item in items
+                for reply in await self._dispatched(group, name, [item])
+            ]
+        (item,) = items
+        fault = internal("dispatching the job", problem)
+        place = (item.entry_key or "", item.entry_id)
+        await self._refuser.fail(item.job_id, fault, place)
+        return [DispatchReply(item.job_id, "gone")]
 
     def _settle(self, sent: Sequence[Ready], replies: Sequence[DispatchReply]) -> bool:
         complete = True
@@ -174,7 +200,8 @@ class Dispatcher:
         for job_id in job_ids:
             ready = self._room.take(job_id)
             if ready is not None:
-                await self._refuser.fail(job_id, _too_large(ready.job, groups))
+                error = alone(partial(_too_large, ready.job, groups))
+                await self._refuser.fail(job_id, error, (ready.stream, ready.entry_id))
 
     async def _sweep(self) -> None:
         """Forgets jobs that were cancelled or expired while they waited here."""
@@ -200,13 +227,18 @@ class Dispatcher:
 def _too_large(job: WaitingJob, groups: Sequence[GroupView]) -> PromptTooLong:
     """Names what the job needs and what the largest live group has."""
     largest = max(groups, key=lambda group: group.total_blocks * group.block_size)
-    need = largest.cost_blocks(job) * largest.block_size
-    have = largest.total_blocks * largest.block_size
     if job.tokens >= largest.max_context:
-        need, have = job.tokens, largest.max_context
+        return PromptTooLong(
+            "request",
+            f"the prompt has {job.tokens} tokens; the largest live worker holds "
+            f"{largest.max_context} tokens of prompt and output: shorten the prompt "
+            "or start a larger worker",
+        )
     return PromptTooLong(
-        "prompt",
-        f"has {job.tokens} tokens and, with {job.max_tokens} output tokens for each of "
-        f"{job.choices} choices, needs {need}; the largest live worker holds {have}: "
-        "shorten the prompt, lower max_tokens or n, or start a larger worker",
+        "sampling.max_tokens",
+        f"the prompt has {job.tokens} tokens and, with {job.max_tokens} output tokens "
+        f"for each of {job.choices} choices, needs room for "
+        f"{largest.cost_blocks(job) * largest.block_size}; the largest live worker has "
+        f"room for {largest.total_blocks * largest.block_size}: shorten the prompt, "
+        "lower max_tokens or n, or start a larger worker",
     )

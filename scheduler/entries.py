@@ -14,6 +14,9 @@ _MOST: Final = 2**53
 """Numbers beyond this are no milliseconds, bytes or tokens."""
 
 
+_LONGEST_ID: Final = 256
+
+
 class Stream(msgspec.Struct, frozen=True):
     """One stream of waiting jobs."""
 
@@ -45,9 +48,21 @@ def lane_stream(keys: Keys, member: bytes) -> Stream | None:
         member: `<class>:<bucket>:<lane>`.
     """
     parts = member.decode(errors="replace").split(":")
-    if len(parts) != 3 or not parts[2].isdecimal() or parts[0] not in set(JobClass):
+    if len(parts) != 3 or parts[0] not in set(JobClass):
+        return None
+    lane = parts[2]
+    if not (lane.isascii() and lane.isdigit() and lane == str(int(lane[:9]))):
         return None
     return Stream(keys.queue(parts[0], parts[1], int(parts[2])), JobClass(parts[0]))
+
+
+def named(fields: Mapping[bytes, bytes]) -> str:
+    """Returns the job that an entry names, whatever else is wrong with it; '' if none.
+
+    Ids that no enqueue lets in are not looked for.
+    """
+    raw = fields.get(b"id", b"")
+    return raw.decode() if raw.isascii() and len(raw) <= _LONGEST_ID else ""
 
 
 def parse_entry(

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 import redis.asyncio
+import structlog
+from redis.exceptions import ResponseError
 
+from ..shared.errors import ProtocolError
 from ..shared.keys import Keys
 from ..shared.script_types import GroupInfo
 from ..shared.scripts_scheduler import group_info
@@ -16,6 +19,7 @@ PREFILL_CHUNK: Final = 512
 FRESH_S: Final = 0.01
 """Groups read along with a job's input are still right for the plan that follows;
 the dispatch script checks the credit in any case."""
+_log = structlog.get_logger(__name__)
 
 
 class GroupReader:
@@ -32,11 +36,15 @@ class GroupReader:
         self._names: tuple[bytes, ...] = ()
         self._views: list[GroupView] = []
         self._fresh_until = 0.0
+        self._complaints: set[str] = set()
 
     def commands(self) -> list[tuple[str, ...]]:
         """Returns the reads whose replies `keep` takes."""
         keys = self._keys
-        groups = [("HGETALL", keys.group(name.decode())) for name in self._names]
+        groups = [
+            ("HGETALL", keys.group(name.decode(errors="replace")))
+            for name in self._names
+        ]
         return [("ZRANGE", keys.groups, "0", "-1"), *groups]
 
     async def current(self) -> list[GroupView]:
@@ -48,18 +56,38 @@ class GroupReader:
             pipe = self._client.pipeline(transaction=False)
             for command in self.commands():
                 pipe.execute_command(*command)
-            self.keep(await pipe.execute())
+            self.keep(await pipe.execute(raise_on_error=False))
         return self._views
 
     def keep(self, replies: Sequence[object]) -> None:
-        """Takes the replies to `commands`, read along with something else."""
+        """Takes the replies to `commands`, errors included.
+
+        Raises:
+            RedisError: The list of groups could not be read.
+        """
+        if isinstance(replies[0], Exception):
+            raise replies[0]
         members = cast("list[bytes]", replies[0])
-        known, self._names = set(self._names), tuple(members)
-        rows = cast("list[dict[bytes, bytes]]", replies[1:])
-        views = [view_of(group_info(row)) for row in rows if row]
+        known = set(self._names)
+        self._names = tuple(members)
+        views = [self._view(row) for row in replies[1:] if row]
         self._views = [view for view in views if view is not None]
         complete = known.issuperset(members)
         self._fresh_until = time.monotonic() + FRESH_S if complete else 0.0
+
+    def _view(self, row: object) -> GroupView | None:
+        """What the policy needs of a group; nothing of one that a stranger wrote."""
+        if isinstance(row, Exception) and not isinstance(row, ResponseError):
+            raise row
+        try:
+            if isinstance(row, Exception):
+                raise row
+            return view_of(group_info(cast("dict[bytes, bytes]", row)))
+        except (ResponseError, ProtocolError, ValueError) as error:
+            if str(error) not in self._complaints:
+                self._complaints.add(str(error))
+                _log.error("group_unusable", shard=self._keys.shard, error=str(error))
+            return None
 
 
 def view_of(info: GroupInfo) -> GroupView | None:

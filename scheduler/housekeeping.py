@@ -14,7 +14,7 @@ import redis.asyncio
 import redis.exceptions
 import structlog
 
-from ..shared.keys import MODEL_NAME, SHARDS, Keys
+from ..shared.keys import SHARDS, Keys, is_shard
 from ..shared.lifecycle import ACTIVE, State
 from ..shared.scripts import Scripts
 
@@ -37,12 +37,8 @@ _log = structlog.get_logger(__name__)
 async def shards(client: "redis.asyncio.Redis") -> list[Keys]:
     """Returns the names of every shard, in order."""
     members = cast("set[bytes]", await client.smembers(SHARDS))  # type: ignore[misc]
-    found = []
-    for member in sorted(members):
-        model, _, partition = member.decode(errors="replace").rpartition(":")
-        if MODEL_NAME.fullmatch(model) and partition.isdecimal():
-            found.append(Keys(model, int(partition)))
-    return found
+    names = sorted(member.decode(errors="replace") for member in members)
+    return [Keys.of_shard(name) for name in names if is_shard(name)]
 
 
 async def now_ms(client: "redis.asyncio.Redis") -> int:

@@ -1,23 +1,32 @@
 """From entries in Redis to ready jobs: fetch, check, tokenize, or refuse."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, cast
 
 import redis.asyncio
 
-from ..shared.errors import ProtocolError
+from ..shared.errors import ProtocolError, TokenmillError
 from ..shared.keys import Keys, bucket_of
 from ..shared.messages import ModelCard
 from .bell import Bell, Ring, heard
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
-from .entries import Entry, parse_entry
+from .entries import Entry, Stream, named, parse_entry
 from .groups import GroupReader
+from .outage import REDIS_ERRORS
 from .reading import LaneReader, RawEntry
 from .refusing import Refuser
 from .snapshot import WaitingJob
-from .tokenizing import Outcome, Prepared, RawJob, TokenizerThread
+from .tokenizing import (
+    Outcome,
+    Prepared,
+    RawJob,
+    TokenizerThread,
+    alone,
+    internal,
+)
 from .waiting import Ready, WaitingRoom
 
 CHUNK_JOBS: Final = 256
@@ -121,6 +130,8 @@ class Intake:
             along = [("MGET", *inputs), *self._groups.commands()]
         entries, replies = await self._reader.read(along)
         if named:
+            if isinstance(replies[0], Exception):
+                raise replies[0]
             payloads = cast("list[bytes | None]", replies[0])
             self._inputs = dict(zip(named, payloads, strict=True))
             self._groups.keep(replies[1:])
@@ -128,40 +139,64 @@ class Intake:
 
     async def _parsed(self, raw: Sequence[RawEntry]) -> list[Entry]:
         entries: list[Entry] = []
-        for stream, entry_id, fields in raw:
-            try:
-                entry = parse_entry(
-                    self._keys, stream, entry_id, fields, self._clock.now_ms()
-                )
-                if entry.job_id in self._room and not entry.resumed:
-                    raise ProtocolError(f"job {entry.job_id} is in a lane already")
-            except ProtocolError as error:
-                await self._refuser.bury(stream.key, entry_id.decode(), error)
+        for one in raw:
+            entry = alone(partial(self._entry, *one))
+            if isinstance(entry, Entry):
+                entries.append(entry)
                 continue
-            entries.append(entry)
+            stream, entry_id, fields = one
+            place = (stream.key, entry_id.decode())
+            await self._refuser.bury(place, entry, named(fields))
         return entries
+
+    def _entry(
+        self, stream: Stream, entry_id: bytes, fields: Mapping[bytes, bytes]
+    ) -> Entry:
+        now_ms = self._clock.now_ms()
+        entry = parse_entry(self._keys, stream, entry_id, fields, now_ms)
+        if entry.job_id in self._room and not entry.resumed:
+            raise ProtocolError(f"job {entry.job_id} is in a lane already")
+        return entry
+
+    async def _prepared(self, raw: Sequence[RawJob], card: ModelCard) -> list[Outcome]:
+        """Prepares all at once, and one by one when that fails as a whole."""
+        try:
+            return await self._tokenizers.prepare(raw, card, self._max_bytes)
+        except REDIS_ERRORS:
+            raise
+        except Exception as error:  # noqa: BLE001 - no job may stop the others
+            if len(raw) == 1:
+                return [internal("preparing the job", error)]
+        return [(await self._prepared([job], card))[0] for job in raw]
 
     async def _take_in(self, entries: Sequence[Entry], card: ModelCard) -> None:
         raw, known = await self._fetch(entries)
-        outcomes = await self._tokenizers.prepare(raw, card, self._max_bytes)
-        refused: list[tuple[Entry, Outcome]] = []
+        outcomes = await self._prepared(raw, card)
+        refused: list[tuple[Entry, TokenmillError]] = []
         num_bytes = num_tokens = 0
         for entry, outcome in zip(known, outcomes, strict=True):
             if not isinstance(outcome, Prepared):
                 refused.append((entry, outcome))
                 continue
-            self._room.add(self._ready(entry, outcome))
+            ready = alone(partial(self._ready, entry, outcome))
+            if not isinstance(ready, Ready):
+                refused.append((entry, ready))
+                continue
+            self._room.add(ready)
             num_bytes += outcome.text_bytes
             num_tokens += outcome.tokens if outcome.text_bytes else 0
         self._arrivals.add(len(known))
         if len(refused) < len(known):
             self._changed.set()
-        for entry, outcome in refused:
-            if isinstance(outcome, ProtocolError):
-                await self._refuser.bury(entry.stream, entry.entry_id, outcome)
-            if not isinstance(outcome, Prepared):
-                await self._refuser.fail(entry.job_id, outcome)
+        for entry, error in refused:
+            await self._refuse(entry, error)
         await self._cards.learn(num_bytes, num_tokens)
+
+    async def _refuse(self, entry: Entry, error: TokenmillError) -> None:
+        place = (entry.stream, entry.entry_id)
+        if isinstance(error, ProtocolError):
+            await self._refuser.bury(place, error, "")
+        await self._refuser.fail(entry.job_id, error, place)
 
     async def _fetch(
         self, entries: Sequence[Entry]
@@ -183,8 +218,7 @@ class Intake:
         for entry, payload in zip(entries, values[: len(entries)], strict=True):
             if payload is None:
                 error = ProtocolError(f"there is no input of job {entry.job_id}")
-                await self._refuser.bury(entry.stream, entry.entry_id, error)
-                await self._refuser.fail(entry.job_id, error)
+                await self._refuse(entry, error)
                 continue
             raw.append(RawJob(payload, ids.get(entry.job_id)))
             known.append(entry)

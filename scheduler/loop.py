@@ -9,7 +9,7 @@ import structlog
 
 from ..shared.collector import settle
 from ..shared.config import Config
-from ..shared.keys import MODEL_NAME, POOL, SHARDS, Keys
+from ..shared.keys import POOL, SHARDS, Keys, is_shard
 from ..shared.messages import PoolCard, encode
 from ..shared.scripts import Scripts
 from .outage import REDIS_ERRORS, Outage
@@ -57,6 +57,8 @@ class PoolScheduler:
         self._outage = Outage("pool")
         self._shards: dict[str, asyncio.Task[None]] = {}
         self._published_at = -PUBLISH_S
+        self._dropped: set[bytes] = set()
+        """Strange members of `tm:shards` that were told of."""
 
     async def run(self) -> None:
         """Runs until cancelled; every lease is then given back."""
@@ -90,7 +92,13 @@ class PoolScheduler:
 
     async def _discover(self) -> None:
         found = cast("set[bytes]", await self._client.smembers(SHARDS))  # type: ignore[misc]
-        names = {shard for raw in found if (shard := _shard_name(raw)) is not None}
+        names: set[str] = set()
+        for raw in found:
+            name = raw.decode(errors="replace")
+            if is_shard(name):
+                names.add(name)
+            else:
+                await self._drop(raw)
         for shard in sorted(names - self._shards.keys()):
             scheduler = ShardScheduler(
                 self._client, shard, self._config, self._tokenizers
@@ -98,20 +106,23 @@ class PoolScheduler:
             self._shards[shard] = asyncio.create_task(scheduler.run(), name=shard)
             _log.info("shard_found", shard=shard)
 
+    async def _drop(self, raw: bytes) -> None:
+        """Removes a member that no client of ours has written; it can have no jobs."""
+        await self._client.srem(SHARDS, raw)  # type: ignore[misc]
+        if raw not in self._dropped:
+            self._dropped.add(raw)
+            _log.warning(
+                "shard_dropped",
+                member=repr(raw[:80]),
+                reason="expected <model>:<partition>, a model's name of letters, "
+                "digits and . _ / - and a partition of 0 to 999",
+            )
+
     async def _stop(self) -> None:
         for task in self._shards.values():
             task.cancel()
         await asyncio.gather(*self._shards.values(), return_exceptions=True)
         self._tokenizers.close()
-
-
-def _shard_name(raw: bytes) -> str | None:
-    """Returns a member of `tm:shards`, or None for one that names no shard."""
-    model, _, partition = raw.decode(errors="replace").rpartition(":")
-    if MODEL_NAME.fullmatch(model) and partition.isdecimal() and len(partition) <= 3:
-        return f"{model}:{partition}"
-    _log.warning("no_such_shard", member=repr(raw[:80]))
-    return None
 
 
 async def serve(client: "redis.asyncio.Redis", config: Config, *, standby: bool) -> int:

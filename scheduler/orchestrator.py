@@ -4,7 +4,9 @@ If this process is down, inference goes on; nothing here is waited for.
 """
 
 import asyncio
+import logging
 import signal
+from collections.abc import Mapping
 from typing import Final, cast
 
 import arq
@@ -15,7 +17,7 @@ from arq.connections import ArqRedis
 from arq.worker import Worker
 
 from ..shared.config import Config
-from ..shared.keys import JANITOR_QUEUE
+from ..shared.keys import JANITOR_QUEUE, Keys
 from ..shared.redis import connect
 from .housekeeping import forget_groups, mend_orphans, shards, trim
 from .outage import REDIS_ERRORS, Outage
@@ -33,27 +35,32 @@ def _client(context: dict[str, object]) -> "redis.asyncio.Redis":
     return cast("redis.asyncio.Redis", context["redis"])
 
 
+def _tell(event: str, keys: Keys, counts: Mapping[str, int]) -> None:
+    """Logs what a task did; that it did nothing is of interest to few."""
+    level = logging.INFO if any(counts.values()) else logging.DEBUG
+    _log.log(level, event, shard=keys.shard, **counts)
+
+
 async def trim_streams(context: dict[str, object]) -> None:
     """Removes old dead letters and terminal events of every shard."""
     client = _client(context)
     for keys in await shards(client):
-        _log.info("trimmed", shard=keys.shard, **await trim(client, keys))
+        removed = await trim(client, keys)
+        _tell("trimmed", keys, removed)
 
 
 async def remove_groups(context: dict[str, object]) -> None:
     """Removes worker groups that are gone from every shard."""
     client = _client(context)
     for keys in await shards(client):
-        removed = await forget_groups(client, keys)
-        _log.info("groups_removed", shard=keys.shard, groups=removed)
+        _tell("groups_removed", keys, {"groups": await forget_groups(client, keys)})
 
 
 async def find_orphans(context: dict[str, object]) -> None:
     """Mends jobs whose record and place disagree, in every shard."""
     client = _client(context)
     for keys in await shards(client):
-        mended = await mend_orphans(client, keys)
-        _log.info("orphans", shard=keys.shard, mended=sum(mended.values()), **mended)
+        _tell("orphans_mended", keys, await mend_orphans(client, keys))
 
 
 def make_worker(url: str, config: Config) -> Worker:
@@ -99,7 +106,6 @@ async def supervise(url: str, config: Config) -> None:
     while True:
         worker = make_worker(url, config)
         try:
-            _log.info("janitor_started")
             await worker.async_run()
         except REDIS_ERRORS as error:
             await outage.wait(error)
@@ -151,6 +157,7 @@ async def serve(url: str, config: Config) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _log.info("janitor_started")
     running = asyncio.create_task(supervise(url, config), name="arq")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

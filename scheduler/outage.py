@@ -1,9 +1,50 @@
 """Redis away, for one loop of the scheduler: what is logged and how long it waits."""
 
+import asyncio
+from typing import Final
+
+import redis.asyncio
+from redis.exceptions import BusyLoadingError
+
+from ..shared.errors import RedisUnavailable
 from ..shared.outage import FIRST_WAIT_S, REDIS_ERRORS, Backoff
 from ..shared.outage import Outage as Connection
+from ..shared.redis import translate
 
-__all__ = ["REDIS_ERRORS", "Outage"]
+__all__ = ["REDIS_ERRORS", "Outage", "require_redis"]
+
+START_S: Final = 10.0
+"""Longest wait for the first answer of Redis: an address that is wrong is said soon."""
+
+
+async def require_redis(client: "redis.asyncio.Redis") -> None:
+    """Makes sure that Redis answers before a process begins to wait for it for ever.
+
+    Args:
+        client: Redis. A server that is still loading its data answers.
+
+    Raises:
+        RedisUnavailable: No answer in `START_S`.
+        RedisUnsuitable: It refuses us.
+    """
+    try:
+        with translate():
+            async with asyncio.timeout(START_S):
+                await _ping(client)
+    except RedisUnavailable as error:
+        if isinstance(error.__cause__, TimeoutError) and not str(error.__cause__):
+            raise RedisUnavailable(
+                f"Redis did not answer within {START_S:.0f} s; "
+                "check that the server runs and that the URL is right"
+            ) from error
+        raise
+
+
+async def _ping(client: "redis.asyncio.Redis") -> None:
+    try:
+        await client.ping()
+    except BusyLoadingError:
+        return  # it will be there
 
 
 class Outage:

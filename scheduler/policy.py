@@ -46,21 +46,28 @@ class _Room:
         )
 
     def fits(self, job: WaitingJob) -> bool:
-        if self.reserved or self.running < 1 or not self.view.could_hold(job):
+        view = self.view
+        if self.reserved or not view.could_hold(job):
             return False
-        if self.view.cost_blocks(job) > self.blocks:
+        if view.cost_blocks(job) > self.blocks:
             return False
-        # A prompt larger than the whole budget goes when no other is being prefilled.
-        oversized = job.tokens > self.view.batch_tokens
-        alone = oversized and self.tokens >= self.view.batch_tokens
-        return job.tokens <= self.tokens or alone
+        # More choices than the group runs at once go when it is empty, and a prefill
+        # larger than the whole budget when no other is going on.
+        return _within(job.choices, self.running, view.max_running) and _within(
+            job.prefill_tokens, self.tokens, view.batch_tokens
+        )
 
     def take(self, job: WaitingJob) -> Assignment:
         cost = self.view.cost_blocks(job)
         self.blocks -= cost
-        self.running -= 1
-        self.tokens -= job.tokens
-        return Assignment(job.id, job.tokens, cost)
+        self.running -= job.choices
+        self.tokens -= job.prefill_tokens
+        return Assignment(job.id, job.tokens, cost, job.choices)
+
+
+def _within(need: int, left: int, whole: int) -> bool:
+    """Whether a need fits; one above the whole fits when all of it is left."""
+    return need <= left or need > whole <= left
 
 
 class _Packer:
@@ -178,7 +185,7 @@ def _bulk_turn(
         return False
     oldest = min(bulk, key=lambda job: (job.enqueued_ms, job.id))
     impatient = now_ms - oldest.enqueued_ms >= BULK_PATIENCE_MS
-    earned = snapshot.fairness.since_bulk >= (BULK_SHARE - 1) * oldest.tokens
+    earned = snapshot.fairness.since_bulk >= (BULK_SHARE - 1) * oldest.prefill_tokens
     if not impatient or not earned:
         return False
     job = queue.pop()
@@ -195,8 +202,8 @@ def _fill(queue: FairQueue, packer: _Packer, now_ms: int) -> tuple[int, bool]:
     """Places the jobs of one class in order.
 
     Returns:
-        Prompt tokens given out, and whether every job was looked at. Groups that
-        could hold a job that was left over are then reserved for it.
+        Prompt tokens given out, for each choice, and whether every job was looked at.
+        Groups that could hold a job that was left over are then reserved for it.
     """
     given, misses = 0, 0
     left: list[WaitingJob] = []
@@ -209,7 +216,7 @@ def _fill(queue: FairQueue, packer: _Packer, now_ms: int) -> tuple[int, bool]:
         placed = packer.place(job)
         queue.settle(job, given=placed)
         if placed:
-            given, misses = given + job.tokens, 0
+            given, misses = given + job.prefill_tokens, 0
             continue
         left.append(job)
         misses += 1
@@ -234,7 +241,8 @@ def _hold_ms(jobs: list[WaitingJob], snapshot: Snapshot, now_ms: int) -> int | N
     expected = snapshot.arrivals_per_s * (window - waited) / 1000
     slots = sum(group.free_running for group in open_groups)
     budget = sum(group.free_tokens for group in open_groups)
-    full = len(jobs) >= slots or sum(job.tokens for job in jobs) >= budget
+    choices = sum(job.choices for job in jobs)
+    full = choices >= slots or sum(job.prefill_tokens for job in jobs) >= budget
     if full or waited >= window or expected < 1.0:
         return None
     return max(1, int(window - waited))

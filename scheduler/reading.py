@@ -63,11 +63,11 @@ class LaneReader:
         """Reads on.
 
         Args:
-            along: Other reads for the same round trip; none may fail.
+            along: Other reads for the same round trip.
 
         Returns:
             Entries that were not read before, oldest first in each lane, and the
-            replies to `along`.
+            replies to `along`, errors included.
         """
         self.full = False
         guess = {k: s for k, s in self._remembered.items() if self._wanted(s)}
@@ -81,9 +81,8 @@ class LaneReader:
         count = self._ask(pipe, guess)
         members, *rows = await pipe.execute(raise_on_error=False)
         beside, rows = rows[: len(along)], rows[len(along) :]
-        for reply in (members, *beside):
-            if isinstance(reply, Exception):
-                raise reply
+        if isinstance(members, Exception):
+            raise members
         entries = await self._taken(guess, count, rows)
         streams = await self._streams(cast("list[bytes]", members))
         others = {k: s for k, s in streams.items() if k not in guess}

@@ -95,4 +95,8 @@ def _tell(shard: str, report: ReapReport) -> bool:
     }
     if counts:
         _log.info("reaped", shard=shard, **counts)
+    for job in report.dead_jobs:
+        _log.warning("job_given_up", job=job.job_id, **{job.reason: job.losses})
+    for job_id in report.dropped:
+        _log.error("record_unusable", shard=shard, job=job_id)
     return bool(counts)

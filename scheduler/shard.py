@@ -2,19 +2,20 @@
 
 import asyncio
 import secrets
-from typing import Final
+from typing import Final, cast
 
 import redis.asyncio
 import structlog
 
 from ..shared.config import Config
-from ..shared.keys import Keys
+from ..shared.keys import WARM, Keys
 from ..shared.messages import JobClass
 from ..shared.scripts import Scripts
 from .bell import listen
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
 from .dispatching import Dispatcher
+from .endings import EndLog
 from .groups import GroupReader
 from .intake import Intake
 from .leader import Leadership, LeadershipLost
@@ -31,7 +32,7 @@ SETTLE_S: Final = 2.0
 """All parts working for this long end an outage."""
 RELEASE_S: Final = 2.0
 """Longest time spent on giving the lease back; it ends by itself otherwise."""
-WARM_EVERY_S: Final = 2.0
+WARM_EVERY_S: Final = 1.0
 """Between two looks at which tokenizer the model's workers name."""
 _log = structlog.get_logger(__name__)
 
@@ -78,17 +79,28 @@ class ShardScheduler:
     async def _warm(self) -> None:
         """Loads the tokenizer when a worker names it, not when the first job waits.
 
-        A standby does so too: after a takeover the next job waits for nothing.
+        A worker names it before it loads its weights, so both load at once. A standby
+        does so too: after a takeover the next job waits for nothing.
         """
         cards = CardReader(self._client, self._keys.model)
         while True:
             try:
-                card = await cards.current()
-                if card is not None:
-                    await self._tokenizers.ready(self._client, card)
+                await self._warm_up(cards)
             except REDIS_ERRORS as error:
                 _log.debug("warming_waits_for_redis", error=str(error))
+            except Exception:  # noqa: BLE001 - the first job will try again
+                _log.exception("warming_failed", shard=self._keys.shard)
             await asyncio.sleep(WARM_EVERY_S)
+
+    async def _warm_up(self, cards: CardReader) -> None:
+        model = self._keys.model
+        early = await self._client.hget(WARM, model)  # type: ignore[misc]
+        card = await cards.current()
+        if early is not None:
+            name = cast("bytes", early).decode(errors="replace")
+            await self._tokenizers.load(self._client, model, name)
+        if card is not None:
+            await self._tokenizers.ready(self._client, card)
 
     async def _once(self) -> None:
         """One turn as standby and leader; whatever ends it, the next starts clean."""
@@ -146,6 +158,7 @@ class ShardScheduler:
             tasks.create_task(listen(self._client, self._keys.bell, bells))
             tasks.create_task(dispatcher.run())
             tasks.create_task(reaper.run())
+            tasks.create_task(EndLog(self._client, self._keys).run())
             for intake in intakes:
                 tasks.create_task(intake.run())
 

@@ -26,6 +26,11 @@ class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """By the clock of Redis, as all times here."""
     deadline_ms: int | None = None
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that are computed: every choice prefills the prompt."""
+        return self.tokens * self.choices
+
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """A live worker group: its size and what is not yet promised of it."""
@@ -96,6 +101,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     job_id: str
     tokens: int
     cost_blocks: int
+    choices: int = 1
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from ..shared.errors import (
     ModelLoadError,
     PromptTooLong,
     ProtocolError,
+    TokenmillError,
 )
 from ..shared.keys import tokenizer_key
 from ..shared.messages import JobRequest, ModelCard
@@ -55,9 +56,12 @@ class Prepared(msgspec.Struct, frozen=True):
     """Bytes of the user's text; 0 where it was not tokenized now."""
 
 
+_UNSEEN: Final = TokenmillError("the job was not tokenized")
+_ENDS_THE_PROCESS: Final = (KeyboardInterrupt, SystemExit, asyncio.CancelledError)
 T = TypeVar("T")
-Outcome = Prepared | InvalidRequest | ProtocolError
-"""ProtocolError: the bytes are no request at all."""
+Outcome = Prepared | TokenmillError
+"""ProtocolError: the bytes are no request at all. The root of the tree itself: a fault
+of ours that this job met, logged with its traceback."""
 
 
 def prepare(
@@ -74,29 +78,84 @@ def prepare(
     Returns:
         One outcome for each, in order.
     """
-    outcomes: list[Outcome | None] = [None] * len(raw)
+    outcomes: list[Outcome] = []
     pending: list[tuple[int, JobRequest]] = []
     for index, job in enumerate(raw):
-        try:
-            request = _decoded(job.payload, card, max_bytes)
-            if job.token_ids:
-                ids = ids_from_bytes(job.token_ids)
-                outcomes[index] = _sized(request, ids, job.token_ids, 0, card)
-            else:
-                pending.append((index, request))
-        except (InvalidRequest, ProtocolError) as error:
-            outcomes[index] = error
-    encoded = tokenizer.encode_requests([r for _, r in pending], card.max_context)
-    for (index, request), ids_or_error in zip(pending, encoded, strict=True):
-        if isinstance(ids_or_error, InvalidRequest):
-            outcomes[index] = ids_or_error
-            continue
-        packed, size = ids_to_bytes(ids_or_error), _text_bytes(request)
-        try:
-            outcomes[index] = _sized(request, ids_or_error, packed, size, card)
-        except PromptTooLong as error:
-            outcomes[index] = error
-    return [outcome for outcome in outcomes if outcome is not None]
+        opened = alone(partial(_opened, job, card, max_bytes))
+        if isinstance(opened, JobRequest):
+            pending.append((index, opened))
+            opened = _UNSEEN
+        outcomes.append(opened)
+    encoded = _encoded([request for _, request in pending], tokenizer, card)
+    for (index, request), ids in zip(pending, encoded, strict=True):
+        outcomes[index] = (
+            alone(partial(_measured, request, ids, card))
+            if isinstance(ids, list)
+            else ids
+        )
+    return outcomes
+
+
+def alone(work: Callable[[], T]) -> T | TokenmillError:
+    """Does something for one job; whatever goes wrong there stands for it alone.
+
+    Args:
+        work: Decodes, checks, tokenizes or measures one job.
+
+    Returns:
+        What `work` returned, or why this job has to end. A fault that is no error of
+        the tree is logged with its traceback.
+    """
+    try:
+        return work()
+    except TokenmillError as error:
+        return error
+    except BaseException as error:
+        # What a tokenizer's Rust code panics with is no Exception.
+        if isinstance(error, _ENDS_THE_PROCESS):
+            raise
+        return internal("preparing the job", error)
+
+
+def internal(doing: str, error: BaseException) -> TokenmillError:
+    """Logs a fault of ours and returns what to tell the one job that met it.
+
+    Args:
+        doing: What went wrong, for message and log.
+        error: What was raised.
+    """
+    _log.error("internal_error", doing=doing, exc_info=error)
+    return TokenmillError(
+        f"{doing} met an unexpected {type(error).__name__}: a fault of tokenmill, "
+        "not of the request; the scheduler's log has the traceback"
+    )
+
+
+def _opened(job: RawJob, card: ModelCard, max_bytes: int) -> JobRequest | Prepared:
+    request = _decoded(job.payload, card, max_bytes)
+    if not job.token_ids:
+        return request
+    return _sized(request, ids_from_bytes(job.token_ids), job.token_ids, 0, card)
+
+
+def _encoded(
+    requests: Sequence[JobRequest], tokenizer: Tokenizer, card: ModelCard
+) -> Sequence[list[int] | TokenmillError]:
+    """Encodes all at once, and one by one when that fails as a whole."""
+    if len(requests) == 1:
+        only = alone(lambda: tokenizer.encode_requests(requests, card.max_context))
+        return [only] if isinstance(only, TokenmillError) else only
+    try:
+        return tokenizer.encode_requests(requests, card.max_context)
+    except BaseException as error:
+        if isinstance(error, _ENDS_THE_PROCESS):
+            raise
+        _log.warning("batch_tokenized_one_by_one", error=repr(error))
+    return [_encoded([request], tokenizer, card)[0] for request in requests]
+
+
+def _measured(request: JobRequest, ids: list[int], card: ModelCard) -> Prepared:
+    return _sized(request, ids, ids_to_bytes(ids), _text_bytes(request), card)
 
 
 def _decoded(payload: bytes, card: ModelCard, max_bytes: int) -> JobRequest:
@@ -122,7 +181,7 @@ def _sized(
     asked = request.sampling.max_tokens
     if len(ids) + asked > card.max_context:
         raise PromptTooLong(
-            "max_tokens",
+            "sampling.max_tokens",
             f"the prompt has {len(ids)} tokens and max_tokens is {asked}, together "
             f"{len(ids) + asked}; the model holds {card.max_context}: ask for at most "
             f"{max(card.max_context - len(ids), 0)} or shorten the prompt",
@@ -149,7 +208,12 @@ class TokenizerThread:
         Returns:
             False while it cannot be had; the cause is logged.
         """
-        fingerprint = card.tokenizer
+        return await self.load(client, card.model, card.tokenizer)
+
+    async def load(
+        self, client: "redis.asyncio.Redis", model: str, fingerprint: str
+    ) -> bool:
+        """The same for a tokenizer that is known by name, before its model's card."""
         if fingerprint in self._loaded:
             return True
         loop = asyncio.get_running_loop()
@@ -158,14 +222,17 @@ class TokenizerThread:
         self._retry_at[fingerprint] = loop.time() + RETRY_LOAD_S
         bundle = await client.get(tokenizer_key(fingerprint))
         if bundle is None:
-            _log.warning("tokenizer_missing", model=card.model, tokenizer=fingerprint)
+            _log.warning("tokenizer_missing", model=model, tokenizer=fingerprint)
             return False
         try:
             tokenizer = await self._run(partial(load_tokenizer, bundle))
         except (ModelLoadError, ProtocolError) as error:
-            _log.error("tokenizer_unusable", model=card.model, error=str(error))
+            _log.error("tokenizer_unusable", model=model, error=str(error))
             return False
-        _log.info("tokenizer_loaded", model=card.model, tokenizer=fingerprint)
+        except Exception:  # noqa: BLE001 - a bundle may make a loader raise anything
+            _log.exception("tokenizer_unusable", model=model)
+            return False
+        _log.info("tokenizer_loaded", model=model, tokenizer=fingerprint)
         self._loaded[fingerprint] = tokenizer
         settle()  # now, while no job waits, and not in the midst of many
         return True

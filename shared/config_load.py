@@ -172,7 +172,7 @@ def _merge_variables(
             values["models"] = _models(_models_from_text(text), name, origins)
             continue
         section, _, field = name.removeprefix(PREFIX).lower().partition("_")
-        key = f"{section}.{field}"
+        key = f"{section}.{field}" if field else section
         if section not in _SECTIONS:
             known = ", ".join(f"{PREFIX}{s.upper()}_…" for s in _SECTIONS)
             raise ConfigError(key, f"unknown setting; known are {known}", name)

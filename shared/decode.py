@@ -6,15 +6,28 @@ wrote it, the value found, and what was expected.
 
 import re
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from .errors import InvalidRequest, ProtocolError
-from .messages import SCHEMA_VERSION, JobRequest, Message, Prompt, Sampling
+from .messages import (
+    SCHEMA_VERSION,
+    JobClass,
+    JobRequest,
+    Message,
+    Prompt,
+    Sampling,
+)
 
 _TYPE_PROBLEM: Final = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>.*)`)?", re.S)
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.*)`", re.S)
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "role": get_args(get_type_hints(Message)["role"]),
+    "control_tokens": get_args(get_type_hints(Prompt)["control_tokens"]),
+    "job_class": tuple(JobClass),
+}
+"""Fields that take one of a few words; the decoder's complaint does not list them."""
 _Kind = TypeVar("_Kind", Prompt, JobRequest)
 
 
@@ -33,10 +46,10 @@ def decode_prompt(source: bytes | Mapping[str, object] | Prompt) -> Prompt:
         InvalidRequest: Not an object, an unknown field, or a wrong type.
     """
     if isinstance(source, Prompt):
-        return _convert(_plain_prompt(source), Prompt)
+        return _convert(_plain_prompt(source), Prompt, "prompt")
     if isinstance(source, bytes):
-        return _convert(_parse(source, "prompt"), Prompt)
-    return _convert(source, Prompt)
+        return _convert(_parse(source, "prompt"), Prompt, "prompt")
+    return _convert(source, Prompt, "prompt")
 
 
 def decode_request(payload: bytes) -> JobRequest:
@@ -53,7 +66,7 @@ def decode_request(payload: bytes) -> JobRequest:
         InvalidRequest: Not JSON, not an object, or a wrong type.
         ProtocolError: Written by a later version of the protocol.
     """
-    request = _convert(_parse(payload, "request"), JobRequest)
+    request = _convert(_parse(payload, "request"), JobRequest, "request")
     if request.v > SCHEMA_VERSION:
         raise ProtocolError(
             f"the request has schema version {request.v}; this process reads up to "
@@ -81,16 +94,26 @@ def _parse(source: bytes, what: str) -> object:
         raise InvalidRequest(what, f"is not UTF-8: {error}") from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(what, f"is not JSON in UTF-8: {error}") from None
+    except RecursionError:
+        raise _too_deep(what) from None
 
 
-def _convert(source: object, kind: type[_Kind]) -> _Kind:
+def _too_deep(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        what, "is nested too deeply; expected a few levels of objects and arrays"
+    )
+
+
+def _convert(source: object, kind: type[_Kind], what: str) -> _Kind:
     try:
         return msgspec.convert(source, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _type_error(str(error), source) from None
+        raise _type_error(str(error), source, what) from None
+    except RecursionError:
+        raise _too_deep(what) from None
 
 
-def _type_error(text: str, source: object) -> InvalidRequest:
+def _type_error(text: str, source: object, what: str) -> InvalidRequest:
     """Turns the decoder's words into a field, the value found and the problem."""
     match = _TYPE_PROBLEM.fullmatch(text)
     assert match is not None
@@ -100,16 +123,19 @@ def _type_error(text: str, source: object) -> InvalidRequest:
         parent = _field(path)
         field = f"{parent}.{unknown[1]}" if parent else unknown[1]
         return InvalidRequest(field, "is not a field that tokenmill knows")
-    field = _field(path) or "prompt"
+    field = _field(path) or what
     found = _value_at(path, source)
+    choices = _CHOICES.get(field.rsplit(".", 1)[-1])
+    if choices is not None and isinstance(found, str):
+        expected = ", ".join(choices)
+        return InvalidRequest(field, f"{shown(found)} is not one of {expected}")
     value = "" if found is None else f"; found {shown(found)}"
     return InvalidRequest(field, f"{problem[:1].lower()}{problem[1:]}{value}")
 
 
 def _field(path: str) -> str:
-    """`$.sampling.top_p` is `top_p` to a caller, `key` in `$.x` is `x`."""
-    inner = path.rsplit("`", 1)[-1]
-    return inner.removeprefix("$").removeprefix(".").removeprefix("sampling.")
+    """`$.sampling.top_p` is `sampling.top_p`, `key` in `$.x` is `x`."""
+    return path.rsplit("`", 1)[-1].removeprefix("$").removeprefix(".")
 
 
 def _value_at(path: str, source: object) -> object | None:
@@ -130,4 +156,6 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # an integer beyond Python's limit of printed digits
         return "an integer of thousands of digits"
+    except RecursionError:
+        return "something nested too deeply to be shown"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -160,15 +160,19 @@ class JobFailed(TokenmillError):
         job_id: The job.
         error_code: The wire name of the cause, for example ``prompt_too_long``.
         message: The recorded message.
+        field: The field of the request at fault, if one is.
     """
 
     code = "job_failed"
     exit_code = 9
 
-    def __init__(self, job_id: str, error_code: str, message: str) -> None:
+    def __init__(
+        self, job_id: str, error_code: str, message: str, field: str | None = None
+    ) -> None:
         self.job_id = job_id
         self.error_code = error_code
         self.message = message
+        self.field = field
         super().__init__(f"job {job_id} {self.code}: [{error_code}] {message}")
 
 
@@ -244,3 +248,21 @@ class NonFiniteLogits(EngineError):
     """The model produced NaN or infinity for this request."""
 
     code = "non_finite_logits"
+
+
+def kind_of(code: str) -> type[TokenmillError] | None:
+    """Returns the kind of error that has this code on the wire.
+
+    Args:
+        code: For example ``prompt_too_long``.
+
+    Returns:
+        The class, or None for a code that this version does not know and for
+        ``internal_error``, which says nothing of the kind.
+    """
+    kinds = list(TokenmillError.__subclasses__())
+    for kind in kinds:
+        if kind.code == code:
+            return kind
+        kinds += kind.__subclasses__()
+    return None

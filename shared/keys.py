@@ -20,6 +20,9 @@ MODELS: Final = "tm:models"
 """hash, model -> JSON ModelCard; permanent."""
 SHARDS: Final = "tm:shards"
 """set of `<model>:<partition>` that have ever had a job or a worker; permanent."""
+WARM: Final = "tm:warm"
+"""hash, model -> fingerprint of the tokenizer that a worker which is still loading
+will name; schedulers load it meanwhile; permanent."""
 SCRIPTS: Final = "tm:scripts"
 """hash, script name -> Lua source, for clients in other languages; permanent."""
 
@@ -35,8 +38,16 @@ MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,95}")
 """Names that may stand in keys and ids: no braces, no colon, no white space."""
 _JOB_ID: Final = re.compile(
     r"(?P<model>[A-Za-z0-9_][A-Za-z0-9._/-]{0,95})"
-    r"\.(?P<partition>\d{1,3})\.(?P<unique>[a-z0-9]{16,40})"
+    r"\.(?P<partition>0|[1-9][0-9]{0,2})\.(?P<unique>[a-z0-9]{16,40})"
 )
+
+
+_SHARD: Final = re.compile(rf"(?P<model>{MODEL_NAME.pattern}):(0|[1-9][0-9]{{0,2}})")
+
+
+def is_shard(member: str) -> bool:
+    """Whether a member of `tm:shards` can be `<model>:<partition>`."""
+    return _SHARD.fullmatch(member) is not None
 
 
 def tokenizer_key(fingerprint: str) -> str:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar, cast
 
-import msgspec
 import redis.asyncio
 from redis.exceptions import NoScriptError, ResponseError
 
-from .errors import ProtocolError, UnknownJob
-from .keys import SCRIPTS, SHARDS, JobId, Keys
-from .messages import Delta, End, JobError, JobResult, Timings, encode
+from .errors import ProtocolError, RedisUnsuitable
+from .keys import SCRIPTS, SHARDS, Keys
 from .redis import translate
+from .script_endings import Hint
 from .script_sources import load_script, script_names
 
 CHUNK_JOBS: Final = 256
@@ -20,27 +19,11 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 LOOKUPS: Final = 5
 """How often a script is asked again because the job moved between look and call."""
 
-CANCELLED: Final = ("cancelled", "job_cancelled", "cancelled on request")
-"""State, code and message of a job that ends because someone asked for it."""
+_SERVER_SAYS: Final = ("OOM", "READONLY", "MISCONF", "NOPERM", "NOREPLICAS")
+"""In an error that came from inside a script: the server refuses, whatever the job."""
 
 Item = TypeVar("Item")
 Argument = str | bytes | int | float
-
-
-class Hint(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's record as last read: which keys a script will need for it."""
-
-    state: str = ""
-    owner: str = ""
-    entry_key: str = ""
-    tenant: str = ""
-    idem: str = ""
-    cancel: str = ""
-    lease_losses: str = ""
-    enqueued_ms: str = ""
-    started_ms: str = ""
-    first_ms: str = ""
-    now_ms: int = 0
 
 
 _HINT_FIELDS: Final = tuple(f for f in Hint.__struct_fields__ if f != "now_ms")
@@ -67,6 +50,17 @@ def number(value: object) -> int:
         raise ProtocolError(
             f"expected a whole number from Redis, got '{text(value)[:80]}'"
         ) from None
+
+
+def broke_on_data(error: BaseException) -> bool:
+    """Whether a script stopped at what it found in Redis, not at the server's state.
+
+    One job's keys can do that; the others of the call are to go on without it.
+    """
+    words = str(error.__cause__ or error)
+    inside = isinstance(error, RedisUnsuitable | ResponseError)
+    server = any(word in words for word in _SERVER_SAYS)
+    return inside and "user_script" in words and not server
 
 
 def chunks(
@@ -234,44 +228,3 @@ def _array(name: str, reply: object) -> list[object]:
     if not isinstance(reply, list):
         raise ProtocolError(f"script {name} replied {reply!r:.80}, not an array")
     return reply
-
-
-def ending(
-    job_id: str, state: str, code: str, message: str, hint: Hint | None = None
-) -> tuple[bytes, bytes]:
-    """Builds the result and the end marker of a job that no worker ends.
-
-    Args:
-        job_id: The job.
-        state: Its terminal state.
-        code: Wire name of the cause.
-        message: What happened, for people.
-        hint: The job's times where known.
-
-    Returns:
-        JSON JobResult and JSON Delta.
-    """
-    error = JobError(code=code, message=message)
-    try:
-        model = JobId.parse(job_id).model
-    except UnknownJob:  # a stranger's id: the result is recorded all the same
-        model = ""
-    result = JobResult(
-        id=job_id, state=state, model=model, error=error, timings=_timings(hint)
-    )
-    return encode(result), encode(Delta(end=End(state=state, error=error)))
-
-
-def _timings(hint: Hint | None) -> Timings:
-    if hint is None or not hint.enqueued_ms.isdigit():
-        return Timings()
-    enqueued = int(hint.enqueued_ms)
-
-    def since(moment: str) -> float | None:
-        return float(int(moment) - enqueued) if moment.isdigit() else None
-
-    return Timings(
-        queued_ms=since(hint.started_ms),
-        ttft_ms=since(hint.first_ms),
-        total_ms=float(hint.now_ms - enqueued) if hint.now_ms else None,
-    )

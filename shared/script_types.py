@@ -76,6 +76,8 @@ class DispatchItem(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bytes
     """Little-endian int32."""
     cost_blocks: int
+    choices: int = 1
+    """Each takes a running slot and prefills the prompt."""
     bucket: str
     entry_key: str | None = None
     """Stream the entry was read from; saves a round trip."""
@@ -174,6 +176,31 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     credit_tokens: int = 0
     heartbeat_ms: int = 0
     """By the clock of Redis."""
+    counters: "EngineCounters | None" = None
+    """The engine's own, as of the last heartbeat; None: not read, not sent."""
+
+
+class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine counts, for people: nothing is decided by it."""
+
+    free_blocks: int = 0
+    num_running: int = 0
+    """Sequences admitted and not finished, waiting ones included."""
+    prefill_backlog: int = 0
+    """Prompt tokens accepted and not yet prefilled."""
+    overruns: int = 0
+    """Requests that did not fit when they came: zero while the scheduler is right."""
+    steps: int = 0
+    scheduled_tokens: int = 0
+
+
+class DeadJob(msgspec.Struct, frozen=True):
+    """A job that failed since groups were given it too often in vain."""
+
+    job_id: str
+    reason: Literal["lease_losses", "start_losses"]
+    """Which count reached its bound."""
+    losses: int
 
 
 class ReapReport(msgspec.Struct, frozen=True):
@@ -181,7 +208,7 @@ class ReapReport(msgspec.Struct, frozen=True):
 
     redelivered: int = 0
     dead: int = 0
-    """Failed, having lost too many leases; among the dead letters."""
+    """Failed, having been given to groups too often in vain; among the dead letters."""
     expired: int = 0
     due: int = 0
     """Delayed and retrying jobs that were queued."""
@@ -189,6 +216,10 @@ class ReapReport(msgspec.Struct, frozen=True):
     """Cancel was asked for, then the lease ended."""
     groups: int = 0
     """Silent groups forgotten."""
+    dead_jobs: tuple[DeadJob, ...] = ()
+    """The same by name."""
+    dropped: tuple[str, ...] = ()
+    """Jobs whose record Redis could not act on; they are looked at no more."""
     fenced: bool = False
     """Another scheduler is active; nothing was done."""
 

@@ -7,13 +7,12 @@ from .errors import ProtocolError
 from .keys import lane_of
 from .lifecycle import State
 from .redis import translate
+from .script_endings import cancelled
 from .script_runner import (
-    CANCELLED,
     LOOKUPS,
     Argument,
     ScriptRunner,
     chunks,
-    ending,
     number,
     text,
 )
@@ -112,7 +111,7 @@ class QueueScripts(ScriptRunner):
                 *job_keys,
             ]
             args: list[Argument] = [job_id, hint.owner, hint.entry_key]
-            args += ending(job_id, *CANCELLED, hint)
+            args += cancelled(job_id, hint)
             status = text(await self.run("cancel", keys, args))
             if status == "keys":
                 continue

@@ -4,25 +4,32 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, cast
 
+from .errors import ProtocolError, RedisUnsuitable
 from .lifecycle import ACTIVE, TERMINAL, State
+from .messages import EXPIRED, JobError
 from .redis import translate
+from .script_endings import Hint, cancelled, ending
 from .script_runner import (
-    CANCELLED,
     Argument,
-    Hint,
     ScriptRunner,
+    broke_on_data,
     chunks,
-    ending,
     number,
     text,
 )
-from .script_types import ReapReport
+from .script_types import DeadJob, ReapReport
 
 GROUP_SILENCE_MS: Final = 60_000
 """After this long without a heartbeat a group is looked at, and forgotten when its
 hash has expired."""
+MAX_START_LOSSES: Final = 5
+"""Dispatches in a row that living groups do not start before a job fails."""
 _REAP_CHUNK: Final = 64
 """Fewer than elsewhere: each job brings nine keys and may write twenty times."""
+
+
+_Row = tuple[str, Hint, str]
+"""A job, its record as last read, and what is to happen to it."""
 
 
 class ReapScripts(ScriptRunner):
@@ -71,6 +78,8 @@ class ReapScripts(ScriptRunner):
         leases, deadlines, due, silent = ([text(m) for m in part] for part in parts)
         overdue = list(dict.fromkeys([*deadlines, *leases, *due]))
         counts: Counter[str] = Counter()
+        dead: list[DeadJob] = []
+        dropped: list[str] = []
         for first in range(0, len(overdue), _REAP_CHUNK):
             chunk = overdue[first : first + _REAP_CHUNK]
             hints = await self.hints(chunk)
@@ -78,18 +87,27 @@ class ReapScripts(ScriptRunner):
                 _plan(job_id, hint, set(deadlines), set(leases), max_lease_losses)
                 for job_id, hint in zip(chunk, hints, strict=True)
             ]
-            shared: list[Argument] = [fence, max_lease_losses]
-            counts.update(await self._reap(shared, chunk, hints, plans))
+            shared: list[Argument] = [fence, max_lease_losses, MAX_START_LOSSES]
+            rows = list(zip(chunk, hints, plans, strict=True))
+            actions = await self._reap_or_drop(shared, rows)
+            counts.update(actions)
+            for (job_id, hint, _), action in zip(rows, actions, strict=True):
+                if action == "dropped":
+                    dropped.append(job_id)
+                elif action in ("dead", "unstartable"):
+                    dead.append(_dead(job_id, action, hint))
         for group in silent:
             keys = [k.group(group), k.groups, k.work(group)]
             counts["groups"] += number(await self.run("leave", keys, [group, "1"]))
         return ReapReport(
             redelivered=counts["redeliver"],
-            dead=counts["dead"],
+            dead=len(dead),
             expired=counts["expire"],
             due=counts["due"],
             cancelled=counts["cancel"],
             groups=counts["groups"],
+            dead_jobs=tuple(dead),
+            dropped=tuple(dropped),
             fenced=counts["fenced"] > 0,
         )
 
@@ -97,23 +115,39 @@ class ReapScripts(ScriptRunner):
         """Removes members that cannot be job ids: each reap would meet them again."""
         strange = [m for m in members if b"\xef\xbf\xbd" in text(m).encode()]
         if strange:
-            k = self._keys
-            with translate():
-                for zset in (k.lease, k.deadline, k.delayed):
-                    await self._redis.zrem(zset, *strange)
+            await self._forget(strange)
+
+    async def _forget(self, members: Sequence[bytes | str]) -> None:
+        k = self._keys
+        with translate():
+            for zset in (k.lease, k.deadline, k.delayed):
+                await self._redis.zrem(zset, *members)
+
+    async def _reap_or_drop(
+        self, shared: Sequence[Argument], rows: Sequence[_Row]
+    ) -> list[str]:
+        """Reaps; a job at which the script breaks is dropped, alone."""
+        try:
+            return await self._reap(shared, rows)
+        except RedisUnsuitable as error:
+            if not broke_on_data(error):
+                raise
+        if len(rows) > 1:
+            actions: list[str] = []
+            for row in rows:
+                actions += await self._reap_or_drop(shared, [row])
+            return actions
+        await self._forget([rows[0][0]])
+        return ["dropped"]
 
     async def _reap(
-        self,
-        shared: Sequence[Argument],
-        job_ids: Sequence[str],
-        hints: Sequence[Hint],
-        plans: Sequence[str],
+        self, shared: Sequence[Argument], rows: Sequence[_Row]
     ) -> list[str]:
         k = self._keys
         keys = [k.scheduler, k.lease, k.deadline, k.delayed, k.load, k.lanes]
         keys += (k.done, k.dead, k.bell, k.resume)
-        args: list[Argument] = [*shared, len(job_ids)]
-        for job_id, hint, plan in zip(job_ids, hints, plans, strict=True):
+        args: list[Argument] = [*shared, len(rows)]
+        for job_id, hint, plan in rows:
             job_keys = self.job_keys(job_id, hint.tenant, hint.idem)
             keys += job_keys
             keys.append(k.group(hint.owner) if hint.owner else job_keys[0])
@@ -134,25 +168,46 @@ def _plan(
     if hint.state in ACTIVE and job_id in leases:
         if hint.cancel == "1":
             return "cancel"
-        lost = number(hint.lease_losses) + 1
-        dead = hint.state == State.RUNNING and lost >= most_losses
-        return "dead" if dead else "redeliver"
+        if hint.state == State.RUNNING:
+            lost = _losses(hint.lease_losses) + 1
+            return "dead" if lost >= most_losses else "redeliver"
+        unstarted = _losses(hint.start_losses) + 1
+        return "unstartable" if unstarted >= MAX_START_LOSSES else "redeliver"
     if hint.state in (State.DELAYED, State.RETRYING):
         return "due"
     return "stray"
 
 
+def _losses(value: str) -> int:
+    """A count of the record, as the script reads it: 0 for what is no number."""
+    try:
+        return number(value)
+    except ProtocolError:
+        return 0
+
+
+def _dead(job_id: str, action: str, hint: Hint) -> DeadJob:
+    if action == "dead":
+        return DeadJob(job_id, "lease_losses", _losses(hint.lease_losses) + 1)
+    return DeadJob(job_id, "start_losses", _losses(hint.start_losses) + 1)
+
+
 def _reaped(job_id: str, plan: str, hint: Hint) -> tuple[bytes, bytes]:
     if plan == "expire":
-        message = f"the deadline passed while the job was {hint.state}"
-        return ending(job_id, "expired", "job_expired", message, hint)
+        return ending(job_id, State.EXPIRED, EXPIRED, hint)
     if plan == "cancel":
-        return ending(job_id, *CANCELLED, hint)
+        return cancelled(job_id, hint)
     if plan == "dead":
-        losses = number(hint.lease_losses) + 1
         message = (
-            f"the worker was lost {losses} times while it ran this job; "
-            "it is kept among the dead letters"
+            f"the worker was lost {_losses(hint.lease_losses) + 1} times while it ran "
+            "this job; it is kept among the dead letters"
         )
-        return ending(job_id, "failed", "lease_lost", message, hint)
+        return ending(job_id, State.FAILED, JobError("lease_lost", message), hint)
+    if plan == "unstartable":
+        message = (
+            f"the job was given to living workers {_losses(hint.start_losses) + 1} "
+            "times and none could start it, as when its record or log in Redis is "
+            "damaged; it is kept among the dead letters: submit it again"
+        )
+        return ending(job_id, State.FAILED, JobError("start_lost", message), hint)
     return b"", b""

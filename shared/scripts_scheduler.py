@@ -17,6 +17,7 @@ from .script_types import (
     DispatchItem,
     DispatchReply,
     DispatchStatus,
+    EngineCounters,
     GroupInfo,
 )
 
@@ -121,7 +122,7 @@ class SchedulerScripts(ScriptRunner):
             stream = streams.get(item.job_id) or item.entry_key or k.resume
             keys += (k.job(item.job_id), k.ids(item.job_id), stream)
             args += (item.job_id, item.tokens, item.token_ids, item.cost_blocks)
-            args += (item.bucket, item.entry_id)
+            args += (item.bucket, item.entry_id, item.choices)
         flat = await self.run_list("dispatch", keys, args)
         return [
             (text(status), number(epoch))
@@ -129,7 +130,14 @@ class SchedulerScripts(ScriptRunner):
         ]
 
     async def reject(
-        self, *, fence: int, job_id: str, state: str, result: bytes, end: bytes
+        self,
+        *,
+        fence: int,
+        job_id: str,
+        state: str,
+        result: bytes,
+        end: bytes,
+        entry: tuple[str, str] | None = None,
     ) -> bool:
         """Ends a queued job that can never run.
 
@@ -139,6 +147,8 @@ class SchedulerScripts(ScriptRunner):
             state: `failed` or `expired`.
             result: JSON JobResult.
             end: JSON Delta with `end`.
+            entry: Stream and id of an entry; only if that is the job's own is it
+                ended.
 
         Returns:
             Whether it was queued and has now ended.
@@ -146,10 +156,13 @@ class SchedulerScripts(ScriptRunner):
         k = self._keys
         for _ in range(LOOKUPS):
             (hint,) = await self.hints([job_id])
+            if entry is not None and hint.entry_key != entry[0]:
+                return False
             job_keys = self.job_keys(job_id, hint.tenant, hint.idem)
             keys = [k.scheduler, k.deadline, k.load, k.lanes, k.done, k.resume]
             keys += (hint.entry_key or job_keys[0], *job_keys)
             args: list[Argument] = [fence, job_id, state, hint.entry_key, result, end]
+            args.append("" if entry is None else entry[1])
             status = text(await self.run("reject", keys, args))
             if status != "keys":
                 return status == "rejected"
@@ -193,4 +206,10 @@ def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
         credit_running=number(fields.get("credit_running")),
         credit_tokens=number(fields.get("credit_tokens")),
         heartbeat_ms=number(fields.get("heartbeat_ms")),
+        counters=EngineCounters(
+            **{
+                name: number(fields.get(name))
+                for name in EngineCounters.__struct_fields__
+            }
+        ),
     )

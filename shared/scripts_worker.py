@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
+
 from .errors import ProtocolError
 from .redis import translate
+from .script_endings import cancelled
 from .script_runner import (
-    CANCELLED,
     LOOKUPS,
     Argument,
     ScriptRunner,
     chunks,
-    ending,
     number,
     text,
 )
@@ -144,7 +145,7 @@ class WorkerScripts(ScriptRunner):
         for _ in range(LOOKUPS):
             keys = [*shard, k.group(group), *self.job_keys(job_id, tenant, idem)]
             args: list[Argument] = [group, job_id, epoch, error, delay_ms, max_attempts]
-            args += (result, end, *ending(job_id, *CANCELLED))
+            args += (result, end, *cancelled(job_id))
             status = text(await self.run("fail", keys, args))
             if status != "keys":
                 return cast("FailStatus", status)
@@ -170,7 +171,7 @@ class WorkerScripts(ScriptRunner):
             args: list[Argument] = [group, len(chunk)]
             for (job_id, epoch), hint in zip(chunk, hints, strict=True):
                 keys += self.job_keys(job_id, hint.tenant, hint.idem)
-                args += (job_id, epoch, *ending(job_id, *CANCELLED, hint))
+                args += (job_id, epoch, *cancelled(job_id, hint))
             replies = await self.run_list("release", keys, args)
             found += [text(reply) in ("released", "cancelled") for reply in replies]
         return found
@@ -178,11 +179,13 @@ class WorkerScripts(ScriptRunner):
 
 def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
     a, b = info.step_fit_ms
+    counters = {} if info.counters is None else msgspec.structs.asdict(info.counters)
     return [
         *(group, ttl_ms, info.total_blocks, info.max_running, info.batch_tokens),
         *("block_size", info.block_size, "max_context", info.max_context),
         *("weights_version", info.weights_version, "step_fit_ms", f"{a:.6g} {b:.6g}"),
         *("state", info.state),
+        *(part for pair in counters.items() for part in pair),
     ]
 
 

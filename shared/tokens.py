@@ -234,17 +234,26 @@ def ids_from_bytes(raw: bytes) -> list[int]:
     return packed.tolist()
 
 
-def too_long(num_tokens: int, max_context: int, *, exact: bool = True) -> PromptTooLong:
+def prompt_field(request: JobRequest) -> str:
+    """Returns the field that holds the prompt: `text` or `messages`."""
+    return "text" if request.messages is None else "messages"
+
+
+def too_long(
+    field: str, num_tokens: int, max_context: int, *, exact: bool = True
+) -> PromptTooLong:
     """Returns the error of a prompt that leaves no room for output.
 
     Args:
+        field: `text` or `messages`.
         num_tokens: The prompt's length in tokens, or a lower bound.
         max_context: Most tokens of prompt plus output.
         exact: Whether `num_tokens` is exact.
     """
     least = "" if exact else "at least "
     return PromptTooLong(
-        "prompt",
-        f"has {least}{num_tokens} tokens and the model holds {max_context} "
-        "(prompt plus output); shorten it",
+        field,
+        f"the prompt has {least}{num_tokens} tokens; the model holds {max_context} "
+        f"tokens of prompt and output: shorten the prompt to at most "
+        f"{max_context - 1} tokens",
     )

@@ -6,7 +6,7 @@ from typing import Final
 
 from .errors import InvalidRequest
 from .messages import JobRequest
-from .tokens import BYTES, Encoded, too_long
+from .tokens import BYTES, Encoded, prompt_field, too_long
 from .tokens_control import refusal
 
 EOS_TOKEN_ID: Final = 256
@@ -41,7 +41,7 @@ class ByteTokenizer:
         if request.messages is not None:
             ids += self._literal("assistant: ")
         if max_context is not None and len(ids) >= max_context:
-            raise too_long(len(ids), max_context)
+            raise too_long(prompt_field(request), len(ids), max_context)
         return ids
 
     def encode_requests(

@@ -32,7 +32,7 @@ def refusal(field: str, spelled: str) -> ControlTokensInText:
     """Returns the error for text that spells a control token."""
     return ControlTokensInText(
         field,
-        f"spells the model's control token {spelled!r}; set control_tokens to "
+        f"the text spells the model's control token {spelled!r}; set control_tokens to "
         "'as_text' to encode it as ordinary text, to 'allow' to let it act, or "
         "leave it at 'refuse' and remove it from the text",
     )

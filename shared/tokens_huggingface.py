@@ -10,7 +10,7 @@ import structlog
 
 from .errors import InvalidRequest, ModelLoadError
 from .messages import JobRequest, Message
-from .tokens import SPARE_TOKENS, Encoded, too_long
+from .tokens import SPARE_TOKENS, Encoded, prompt_field, too_long
 from .tokens_control import AddedToken, ControlTokens, LiteralEncoder, refusal
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class HuggingFaceTokenizer:
         spelled = self._control.find(text)
         if spelled is not None and request.control_tokens == "refuse":
             raise refusal("text", spelled)
-        self._probe(text, max_context)
+        self._probe("text", text, max_context)
         if spelled is not None and request.control_tokens == "as_text":
             return self._as_text().encode_text(text, "text")
         return text
@@ -157,10 +157,10 @@ class HuggingFaceTokenizer:
             literal = self._as_text()
             hidden = [literal.hide(message.content, mark) for message in messages]
             rendered = self._render(messages, hidden)
-            self._probe(rendered, max_context)
+            self._probe("messages", rendered, max_context)
             return literal.encode_rendered(rendered, mark)
         rendered = self._render(messages, [message.content for message in messages])
-        self._probe(rendered, max_context)
+        self._probe("messages", rendered, max_context)
         return rendered
 
     def _render(self, messages: tuple[Message, ...], contents: list[str]) -> str:
@@ -180,7 +180,7 @@ class HuggingFaceTokenizer:
             ) from error
         return str(rendered)
 
-    def _probe(self, text: str, max_context: int | None) -> None:
+    def _probe(self, field: str, text: str, max_context: int | None) -> None:
         """Refuses a text whose beginning alone fills the context."""
         if max_context is None or len(text) <= max_context * _PROBE_CHARACTERS:
             return
@@ -188,7 +188,7 @@ class HuggingFaceTokenizer:
         output = self._backend.encode(beginning, add_special_tokens=False)
         least = len(output) - SPARE_TOKENS
         if least > max_context:
-            raise too_long(least, max_context, exact=False)
+            raise too_long(field, least, max_context, exact=False)
 
     def _as_text(self) -> LiteralEncoder:
         if self._literal is None:
@@ -200,11 +200,13 @@ class HuggingFaceTokenizer:
     ) -> Encoded:
         if isinstance(ids, InvalidRequest):
             return ids
-        field = "text" if request.messages is None else "messages"
+        field = prompt_field(request)
         if not ids:
-            return InvalidRequest(field, "gives no tokens; expected at least one")
+            return InvalidRequest(
+                field, "the prompt gives no tokens; expected at least one"
+            )
         if max_context is not None and len(ids) >= max_context:
-            return too_long(len(ids), max_context)
+            return too_long(field, len(ids), max_context)
         # A normalizer can turn other spellings into a control token: the ids decide.
         if request.control_tokens == "refuse" and request.messages is None:
             extra = self._control.count(ids) - self._num_added

@@ -36,7 +36,7 @@ _FLOATS: Final[dict[str, tuple[float, float, bool]]] = {
     "temperature": (0.0, 5.0, True),
     "top_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, True),
-    "repetition_penalty": (0.0, 10.0, False),
+    "repetition_penalty": (0.01, 10.0, True),
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
 }
@@ -92,20 +92,21 @@ def check_payload(payload: bytes, limit: int) -> None:
         PayloadTooLarge: It is larger.
     """
     if len(payload) > limit:
-        raise _too_large(len(payload), limit)
+        raise _too_large("request", len(payload), limit)
 
 
 def _check_size(prompt: Prompt, limit: int) -> None:
     # Characters never outnumber UTF-8 bytes, so this refuses before any copy is made.
+    field = "text" if prompt.messages is None else "messages"
     size = len(prompt.text or "")
     size += sum(len(m.content) for m in prompt.messages or ())
     if size > limit:
-        raise _too_large(size, limit)
+        raise _too_large(field, size, limit)
 
 
-def _too_large(size: int, limit: int) -> PayloadTooLarge:
+def _too_large(field: str, size: int, limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        "prompt",
+        field,
         f"the request takes at least {size} bytes and the pool accepts {limit} "
         "(limits.max_payload_bytes); shorten the text",
     )
@@ -121,7 +122,9 @@ def _check_content(
         )
     if text is not None:
         if not text:
-            raise InvalidRequest("text", "is empty; expected at least one character")
+            raise InvalidRequest(
+                "text", "the text is empty; expected at least one character"
+            )
         _check_unicode("text", text)
         return
     assert messages is not None
@@ -151,21 +154,21 @@ def _check_unicode(field: str, text: str) -> None:
 
 def _check_sampling(sampling: Sampling, card: ModelCard | None) -> None:
     most = card.max_context if card else 2**31 - 1
-    _check_integer("max_tokens", sampling.max_tokens, 1, most)
-    _check_integer("min_tokens", sampling.min_tokens, 0, sampling.max_tokens)
+    _check_integer("sampling.max_tokens", sampling.max_tokens, 1, most)
+    _check_integer("sampling.min_tokens", sampling.min_tokens, 0, sampling.max_tokens)
     if sampling.top_k is not None:
-        _check_integer("top_k", sampling.top_k, 1, 2**31 - 1)
+        _check_integer("sampling.top_k", sampling.top_k, 1, 2**31 - 1)
     for field, (least, highest) in _INTEGERS.items():
         value = getattr(sampling, field)
         if value is not None:
-            _check_integer(field, value, least, highest)
+            _check_integer(f"sampling.{field}", value, least, highest)
     for field, (low, high, inclusive) in _FLOATS.items():
         value = getattr(sampling, field)
         # NaN compares false with everything, so the test is for what is right.
         if not (low <= value <= high) or (value == low and not inclusive):
             bound = "at least" if inclusive else "more than"
             raise InvalidRequest(
-                field,
+                f"sampling.{field}",
                 f"{value} is out of range; expected {bound} {low}, at most {high}",
             )
     _check_stops(sampling)
@@ -182,38 +185,38 @@ def _check_integer(field: str, value: int, least: int, most: int) -> None:
 def _check_stops(sampling: Sampling) -> None:
     if len(sampling.stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(
-            "stop",
+            "sampling.stop",
             f"{len(sampling.stop)} strings; expected at most {MAX_STOP_STRINGS}",
         )
     for index, stop in enumerate(sampling.stop):
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise InvalidRequest(
-                f"stop[{index}]",
+                f"sampling.stop[{index}]",
                 f"{shown(stop)} has {len(stop)} characters; "
                 f"expected 1 to {MAX_STOP_CHARACTERS}",
             )
-        _check_unicode(f"stop[{index}]", stop)
+        _check_unicode(f"sampling.stop[{index}]", stop)
 
 
 def _check_token_ids(sampling: Sampling, card: ModelCard | None) -> None:
     vocab = card.vocab_size if card else 2**31
     if len(sampling.stop_token_ids) > MAX_STOP_IDS:
         raise InvalidRequest(
-            "stop_token_ids",
+            "sampling.stop_token_ids",
             f"{len(sampling.stop_token_ids)} ids; expected at most {MAX_STOP_IDS}",
         )
     for token_id in sampling.stop_token_ids:
-        _check_integer("stop_token_ids", token_id, 0, vocab - 1)
+        _check_integer("sampling.stop_token_ids", token_id, 0, vocab - 1)
     if len(sampling.logit_bias) > MAX_BIASED_TOKENS:
         raise InvalidRequest(
-            "logit_bias",
+            "sampling.logit_bias",
             f"{len(sampling.logit_bias)} tokens; expected at most {MAX_BIASED_TOKENS}",
         )
     for token_id, bias in sampling.logit_bias.items():
-        _check_integer("logit_bias", token_id, 0, vocab - 1)
+        _check_integer("sampling.logit_bias", token_id, 0, vocab - 1)
         if not -100.0 <= bias <= 100.0:
             raise InvalidRequest(
-                "logit_bias",
+                "sampling.logit_bias",
                 f"{bias} for token {token_id} is out of range; expected -100 to 100",
             )
 

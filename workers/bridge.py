@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine
 from typing import Final
 
+import msgspec
 import redis.asyncio
 import structlog
 
@@ -26,7 +27,7 @@ from .finish import Ending, Recorder, Way
 from .intake import Intake
 from .jobs import JobTable
 from .publish import Publisher
-from .registration import Registration, WorkerSpec
+from .registration import Registration, WorkerSpec, counters
 from .routing import Router
 
 EXIT_STUCK: Final = 75
@@ -167,6 +168,7 @@ class Worker:
             await asyncio.wait([intake])
             await self._drain()
             await self._leave()
+            self._say_drained()
         finally:
             for task in (draining, intake, *others):
                 task.cancel()
@@ -204,6 +206,15 @@ class Worker:
                 await self._scripts.leave(self._spec.group)
         except REDIS_ERRORS as error:
             self._log.warning("left_without_goodbye", error=str(error) or repr(error))
+
+    def _say_drained(self) -> None:
+        room = self._thread.capacity
+        self._log.info(
+            "drained",
+            **msgspec.structs.asdict(counters(room)),
+            total_blocks=room.total_blocks,
+            step_fit_ms=[round(part, 4) for part in room.step_fit_ms],
+        )
 
     async def _watch(self) -> None:
         """Ends the process when a step, or this very loop, does not come back."""

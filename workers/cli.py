@@ -194,6 +194,8 @@ def _flattened(
             yield from _flattened(value, f"{name} ")
         elif isinstance(value, int) and "bytes" in name and value >= _MIB:
             yield name.replace("bytes", "MiB"), f"{value / _MIB:,.0f}"
+        elif isinstance(value, list):
+            yield name, ", ".join(map(str, value)) or "none"
         else:
             yield name, f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -5,12 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
+import msgspec
 import structlog
 
 from ..shared.clock import RedisClock
 from ..shared.config import SchedulerConfig
+from ..shared.job_line import JOB_EVENT, job_line
 from ..shared.keys import bucket_of
 from ..shared.messages import (
+    CANCELLED,
+    EXPIRED,
     Choice,
     Delta,
     End,
@@ -60,6 +64,8 @@ _UNFINISHED: Final = {
     Way.CANCELLED: FinishReason.CANCELLED,
     Way.EXPIRED: FinishReason.EXPIRED,
 }
+_ERRORS: Final = {Way.CANCELLED: CANCELLED, Way.EXPIRED: EXPIRED}
+"""Why, where the way itself says it."""
 
 
 class Ending:
@@ -69,7 +75,7 @@ class Ending:
         job: The job.
         way: How it leaves.
         choices: Its complete output; None takes what was published so far.
-        error: Why, when it failed.
+        error: Why, when it failed; a cancelled or expired job has one of its own.
     """
 
     __slots__ = ("built", "choices", "error", "job", "way")
@@ -84,7 +90,7 @@ class Ending:
     ) -> None:
         self.job = job
         self.way = way
-        self.error = error
+        self.error = error or _ERRORS.get(way)
         self.choices = choices
         self.built: tuple[FinishItem, JobResult] | None = None
         """What is written, made once: a repeated call must not differ."""
@@ -188,9 +194,8 @@ class Recorder:
         job = ending.job
         state = _STATES[ending.way]
         unfinished = _UNFINISHED.get(ending.way, FinishReason.ERROR)
-        choices = ending.choices
-        if choices is None:
-            choices = job.choices(unfinished)
+        own = ending.choices
+        choices = job.choices(unfinished) if own is None else own
         usage = Usage(
             prompt_tokens=job.prompt_tokens,
             completion_tokens=sum(len(choice.token_ids) for choice in choices),
@@ -239,24 +244,18 @@ class Recorder:
         if status == "lost":
             self._log.warning("job_lost", job=job.id, epoch=job.epoch, at="finish")
             return
-        timings = result.timings
-        self._log.info(
-            "job",
-            job=job.id,
-            model=self._model,
+        self._say(job, result)
+
+    def _say(self, job: RunningJob, result: JobResult) -> None:
+        fields = job_line(
+            result,
             job_class=job.started.job_class,
             tenant=job.started.tenant,
             bucket=bucket_of(job.prompt_tokens, self._buckets),
-            state=result.state,
             prompt_tokens=job.prompt_tokens,
-            output_tokens=result.usage.completion_tokens,
-            queued_ms=timings.queued_ms,
-            ttft_ms=timings.ttft_ms,
-            total_ms=timings.total_ms,
-            finish_reasons=[choice.finish_reason.value for choice in result.choices],
-            error=result.error.code if result.error else None,
             epoch=job.epoch,
         )
+        self._log.info(JOB_EVENT, **fields)
 
     # --- back to the queue ---------------------------------------------------------
     async def _release(self, endings: Sequence[Ending]) -> None:
@@ -269,7 +268,7 @@ class Recorder:
 
     async def _fault(self, ending: Ending) -> None:
         job = ending.job
-        item, _ = self._built(ending)
+        item, result = self._built(ending)
         attempt = job.started.attempts
         bound = min(_RETRY_LONGEST_MS, _RETRY_FIRST_MS * 2 ** min(attempt, 16))
         delay_ms = random.randint(1, bound)  # noqa: S311 - jitter, not a secret
@@ -294,3 +293,8 @@ class Recorder:
             retry_in_ms=delay_ms if status == "retrying" else None,
             error=ending.error.message if ending.error else None,
         )
+        if status == "failed":
+            self._say(job, result)
+        elif status == "cancelled":  # a cancel that was asked for is its end
+            ended = {"state": "cancelled", "error": CANCELLED, "choices": ()}
+            self._say(job, msgspec.structs.replace(result, **ended))

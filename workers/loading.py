@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,6 +26,8 @@ _ECHO_BATCH_TOKENS: Final = 100_000_000
 """Nothing is prefilled, so the prefill budget must not be what limits."""
 
 Progress = Callable[[str, float], None]
+OnTokenizer = Callable[[str, bytes], None]
+"""Called with fingerprint and bundle, long before the weights are read."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -39,6 +42,8 @@ class Loaded(msgspec.Struct, frozen=True):
     load_s: float
     device: str = "cpu"
     """Where it runs, for the ready line."""
+    kernels: str = "none"
+    """What computes; workers of one pool should have the same."""
 
 
 def load(
@@ -46,6 +51,7 @@ def load(
     model: ModelConfig,
     worker: WorkerConfig,
     progress: Progress | None = None,
+    on_tokenizer: OnTokenizer | None = None,
 ) -> Loaded:
     """Builds the engine; takes seconds, so call it off the event loop.
 
@@ -54,6 +60,7 @@ def load(
         model: Which model, and in what precision.
         worker: Limits.
         progress: Called with a stage and its fraction done.
+        on_tokenizer: Told of a model's tokenizer as soon as it is known.
 
     Raises:
         ModelLoadError: The model cannot be found, read or held in memory.
@@ -67,7 +74,7 @@ def load(
         problem = f"value {kind!r}; expected model, echo or echo:<ms per step>"
         raise ConfigError("engine", problem)
     with model_stack():
-        return _load_model(model, worker, progress, began)
+        return _load_model(model, worker, progress, on_tokenizer, began)
 
 
 def _load_echo(
@@ -94,23 +101,34 @@ def _load_echo(
 
 
 def _load_model(
-    model: ModelConfig, worker: WorkerConfig, progress: Progress | None, began: float
+    model: ModelConfig,
+    worker: WorkerConfig,
+    progress: Progress | None,
+    on_tokenizer: OnTokenizer | None,
+    began: float,
 ) -> Loaded:
     from .engine.model.resolve import resolve_model
 
     # Before the imports that take seconds: a wrong name is said at once.
     path = resolve_model(model.name, model.path, progress=progress)
+    fingerprint, bundle, has_template = _tokenizer(path)
+    if on_tokenizer is not None:
+        on_tokenizer(fingerprint, bundle)
     from .engine.detokenizer import TokenTable
+
+    with ThreadPoolExecutor(1) as beside:
+        # Its parsing is native code, which runs while the weights are read.
+        table = beside.submit(TokenTable.from_directory, path)
+        runner = _load_runner(path, model, worker, progress)
+        tokens = table.result()
     from .engine.engine import Engine
 
-    runner = _load_runner(path, model, worker, progress)
     engine = Engine(
         runner,
-        TokenTable.from_directory(path),
+        tokens,
         max_running=worker.max_running,
         prefill_chunk=worker.prefill_chunk,
     )
-    fingerprint, bundle, has_template = _tokenizer(path)
     card = ModelCard(
         model=model.name,
         max_context=_max_context(runner),
@@ -126,7 +144,14 @@ def _load_model(
         block_size=runner.block_size,
         batch_tokens=worker.batch_tokens,
         load_s=time.monotonic() - began,
+        kernels=_kernels(),
     )
+
+
+def _kernels() -> str:
+    from .engine.kernels.ops import backend_report
+
+    return backend_report()["backend"]
 
 
 def _load_runner(

@@ -13,7 +13,7 @@ from ..shared.clock import RedisClock
 from ..shared.keys import Keys
 from ..shared.messages import ModelCard, encode
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
-from ..shared.script_types import GroupInfo
+from ..shared.script_types import EngineCounters, GroupInfo
 from ..shared.scripts import Scripts
 from .engine.request import Capacity
 from .jobs import JobTable, RunningJob
@@ -22,6 +22,18 @@ RENEW_BATCH: Final = 512
 """Leases renewed in one call."""
 HEARTBEATS_PER_LEASE: Final = 3
 """Two may be lost or late before a lease ends."""
+
+
+def counters(room: Capacity) -> EngineCounters:
+    """Returns what an engine has counted, as it is announced and logged."""
+    return EngineCounters(
+        free_blocks=room.free_blocks,
+        num_running=room.num_running,
+        prefill_backlog=room.prefill_backlog,
+        overruns=room.overruns,
+        steps=room.steps,
+        scheduled_tokens=room.scheduled_tokens,
+    )
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +131,7 @@ class Registration:
             weights_version=spec.card.weights_version,
             step_fit_ms=room.step_fit_ms,
             state="draining" if self._draining else "ready",
+            counters=counters(room),
         )
 
     def drain(self) -> None:

@@ -20,7 +20,8 @@ from ..shared.keys import Keys
 from ..shared.outage import REDIS_ERRORS, Backoff
 from ..shared.redis import connect, translate
 from .bridge import Worker
-from .loading import Loaded, load
+from .herald import Herald
+from .loading import Loaded, OnTokenizer, load
 from .registration import WorkerSpec
 
 GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
@@ -69,8 +70,11 @@ async def serve(
         socket_timeout_s=config.redis.socket_timeout_s,
         max_connections=config.redis.max_connections,
     )
+    herald = Herald(client, Keys(options.model.name, options.partition))
     try:
-        loading = asyncio.create_task(_in_thread(options, config, progress))
+        loading = asyncio.create_task(
+            _in_thread(options, config, progress, herald.announce)
+        )
         await _reach(client)
         loaded = await loading
         worker = _worker(client, group, options, loaded, config)
@@ -82,6 +86,7 @@ async def serve(
         ready(loaded, group)
         return await worker.run()
     finally:
+        herald.close()
         await client.aclose()
 
 
@@ -113,12 +118,16 @@ def _say_ready(loaded: Loaded) -> None:
         model=loaded.card.model,
         load_s=round(loaded.load_s, 2),
         weights_version=loaded.card.weights_version,
+        kernels=loaded.kernels,
         max_context=loaded.card.max_context,
     )
 
 
 async def _in_thread(
-    options: WorkOptions, config: Config, progress: Callable[[str, float], None]
+    options: WorkOptions,
+    config: Config,
+    progress: Callable[[str, float], None],
+    on_tokenizer: OnTokenizer,
 ) -> Loaded:
     """Loads in a daemon thread, which does not hold up an exit as a pool's would."""
     loop = asyncio.get_running_loop()
@@ -134,7 +143,9 @@ async def _in_thread(
 
     def work() -> None:
         try:
-            loaded = load(options.engine, options.model, config.worker, progress)
+            loaded = load(
+                options.engine, options.model, config.worker, progress, on_tokenizer
+            )
         except BaseException as error:  # noqa: BLE001 - raised again on the loop
             loop.call_soon_threadsafe(settle, None, error)
         else:

@@ -11,14 +11,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     @handle_errors
-    def demo(
+    async def demo(
         model: str = typer.Option(DEFAULT_MODEL, help="Model to ask."),
     ) -> None:
         """Start a pool here, stream a model's answers, show what they cost, stop."""
-        import asyncio
-
         from rich.console import Console
 
         from .run import run_demo
 
-        asyncio.run(run_demo(model, Console(highlight=False)))
+        await run_demo(model, Console(highlight=False))

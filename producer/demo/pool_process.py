@@ -14,6 +14,8 @@ from ..client import Client
 START_LIMIT_S = 300.0
 """Covers the one-time conversion of the built-in model on a slow machine."""
 STOP_LIMIT_S = 60.0
+SETTLE_S = 5.0
+"""How long lines may take to come through the pool after what they tell of."""
 
 
 @asynccontextmanager
@@ -37,10 +39,12 @@ async def demo_pool(model: str, show: Callable[[str], None]) -> AsyncIterator[Cl
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the demo, which then stops it
         )
-        reader = asyncio.create_task(_pass_on(process, show))
+        lines = _Lines(process, show)
+        reader = asyncio.create_task(lines.pass_on())
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 client = await _first_client(process, environment, model)
+                await lines.settle()
             async with client:
                 yield client
         except TimeoutError:
@@ -80,12 +84,42 @@ async def _served(environment: dict[str, str]) -> set[str]:
         return set()
 
 
-async def _pass_on(
-    process: asyncio.subprocess.Process, show: Callable[[str], None]
-) -> None:
-    assert process.stdout is not None
-    async for line in process.stdout:
-        show(line.decode(errors="replace").rstrip())
+class _Lines:
+    """The pool's output on its way to the screen.
+
+    Args:
+        process: `tokenmill up`.
+        show: Receives each line but the hint at the end of the start.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, show: Callable[[str], None]
+    ) -> None:
+        self._process = process
+        self._show = show
+        self._pool_ready = asyncio.Event()
+        self._worker_ready = asyncio.Event()
+
+    async def pass_on(self) -> None:
+        """Shows lines until the pool ends."""
+        assert self._process.stdout is not None
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            if line.startswith("ready;"):
+                self._pool_ready.set()  # what it says to try is what the demo does
+                continue
+            self._show(line)
+            if "| ready:" in line:
+                self._worker_ready.set()
+
+    async def settle(self) -> None:
+        """Waits until the lines about a start that is over have been shown."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._worker_ready.wait()
+                await self._pool_ready.wait()
+        except TimeoutError:
+            self._show("the pool serves, and has not said so yet; going on")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -95,6 +129,11 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     try:
         async with asyncio.timeout(STOP_LIMIT_S):
             await process.wait()
+    except asyncio.CancelledError:
+        # A second Ctrl-C: to the pool a second signal means to end at once.
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+        raise
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -50,6 +50,11 @@ async def run_demo(model: str, console: Console) -> None:
         elapsed = time.monotonic() - begin
         console.rule("[bold]what they cost")
         console.print(_table(rows))
+        console.print(
+            f"\nqueue ms and TTFT ms count from enqueueing. All {len(rows)} were "
+            "enqueued at once, so both include waiting behind the others.",
+            style="dim",
+        )
         _totals(rows, elapsed, console)
         console.rule("[bold]stopping")
     console.print("everything stopped; nothing is left running")

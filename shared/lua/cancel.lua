@@ -27,8 +27,8 @@
 local AT = 12
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'cost_blocks',
-  'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'tokens', 'entry',
-  'entry_key', 'bucket', 'lane',
+  'cost_running', 'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'tokens',
+  'entry', 'entry_key', 'bucket', 'lane',
 }
 local WAITING = { queued = true, delayed = true, retrying = true }
 local id, now, credit = ARGV[1], now_ms(), new_credit()

@@ -18,7 +18,7 @@ for i = 1, math.min(#fields, 2 * MOST_FIELDS), 2 do
   copy[#copy + 1] = string.sub(fields[i + 1], 1, MOST_BYTES)
 end
 redis.pcall('XDEL', KEYS[1], ARGV[1])
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', DEAD_LENGTH, '*', unpack(copy))
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', DEAD_LENGTH, '*', unpack(copy))
 if ARGV[3] ~= '' then
   refresh_lane(KEYS[3], KEYS[1], ARGV[3])
 end

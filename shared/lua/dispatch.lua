@@ -9,9 +9,10 @@
 --      7 resume     stream  redelivered jobs
 --      then three for each job: job:<id> hash, ids:<id> string, and the stream that
 --      holds its entry now (its lane or `resume`)
--- ARGV 1 fence, 2 group, 3 batch, 4 lease in ms, 5 number of jobs; then six for each:
+-- ARGV 1 fence, 2 group, 3 batch, 4 lease in ms, 5 number of jobs; then seven for each:
 --      id, exact prompt tokens, token ids (little-endian int32), KV blocks to reserve,
---      bucket by exact length, stream id of its entry where known, or ''
+--      bucket by exact length, stream id of its entry where known, or '', choices
+--      (each takes a running slot and prefills the prompt)
 -- Returns two for each job: status and epoch (0 unless dispatched).
 --      dispatched  the group has it (also when this very call is repeated)
 --      moved       its entry is in another stream than the one given: ask again
@@ -20,7 +21,7 @@
 --include record
 --include load
 --include lanes
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 5, 6, 7, 3
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 5, 7, 7, 3
 local WORK_KEEP_MS = 3600000 -- a work stream nobody fills any more goes by itself
 local FIELDS = {
   'state', 'epoch', 'owner', 'batch', 'deadline', 'tokens', 'class', 'tenant',
@@ -31,9 +32,9 @@ local now, replies, lanes, leases = now_ms(), {}, {}, {}
 local until_ms = now + tonumber(ARGV[4])
 local credit = redis.call(
   'HMGET', KEYS[5], 'credit_blocks', 'credit_running', 'credit_tokens',
-  'batch_tokens', 'state'
+  'batch_tokens', 'state', 'max_running'
 )
-local ready = credit[5] == 'ready'
+local ready, slots = credit[5] == 'ready', tonumber(credit[6]) or 0
 local blocks, running = tonumber(credit[1]) or 0, tonumber(credit[2]) or 0
 local tokens, budget = tonumber(credit[3]) or 0, tonumber(credit[4]) or 0
 local used_blocks, used_running, used_tokens = 0, 0, 0
@@ -43,13 +44,28 @@ local function cost(text)
   return string.find(text, '^%d+$') and #text < 16 and tonumber(text) or nil
 end
 
-local function has_credit(cost_blocks, cost_tokens)
-  if not ready or running - used_running < 1 or blocks - used_blocks < cost_blocks then
-    return false
+-- What is larger than the whole goes when all of the whole is left.
+local function within(need, left, whole)
+  return need <= left or (need > whole and left >= whole)
+end
+
+local function has_credit(cost_blocks, cost_running, cost_tokens)
+  return ready
+    and running - used_running >= 1
+    and blocks - used_blocks >= cost_blocks
+    and within(cost_running, running - used_running, slots)
+    and within(cost_tokens, tokens - used_tokens, budget)
+end
+
+-- KV blocks, running slots and prefill tokens of an item, or nil without credit.
+local function costs(a)
+  local prompt, cost_blocks = cost(ARGV[a + 2]), cost(ARGV[a + 4])
+  local choices = cost(ARGV[a + 7])
+  if prompt and choices and cost_blocks and choices > 0
+    and prompt * choices < 2 ^ 53 and has_credit(cost_blocks, choices, prompt * choices) then
+    return cost_blocks, choices, prompt * choices
   end
-  local left = tokens - used_tokens
-  -- A prompt longer than the whole budget goes when nothing else is outstanding.
-  return left >= cost_tokens or (cost_tokens > budget and left >= budget)
+  return nil
 end
 
 local function refusal(job, k)
@@ -79,8 +95,8 @@ local function dispatch(a, k)
   if refused then
     return refused, 0
   end
-  local cost_blocks, cost_tokens = cost(ARGV[a + 4]), cost(ARGV[a + 2])
-  if not cost_blocks or not cost_tokens or not has_credit(cost_blocks, cost_tokens) then
+  local cost_blocks, cost_running, cost_tokens = costs(a)
+  if not cost_blocks then
     return 'no_credit', 0
   end
   local id, epoch = ARGV[a + 1], (tonumber(job.epoch) or 0) + 1
@@ -93,15 +109,16 @@ local function dispatch(a, k)
   redis.call(
     'HSET', KEYS[k + 1], 'state', 'dispatched', 'epoch', epoch, 'owner', group,
     'batch', batch, 'tokens', ARGV[a + 2], 'bucket', ARGV[a + 5],
-    'dispatched_ms', now, 'cost_blocks', ARGV[a + 4], 'cost_tokens', ARGV[a + 2],
-    'credit_tokens_back', '0', 'entry', entry, 'entry_key', KEYS[6]
+    'dispatched_ms', now, 'cost_blocks', ARGV[a + 4], 'cost_running', cost_running,
+    'cost_tokens', string.format('%.0f', cost_tokens), 'credit_tokens_back', '0',
+    'entry', entry, 'entry_key', KEYS[6]
   )
   if KEYS[k + 3] ~= KEYS[7] then
     lanes[KEYS[k + 3]] = job.class .. ':' .. job.bucket .. ':' .. job.lane
   end
   leases[#leases + 1] = until_ms
   leases[#leases + 1] = id
-  used_blocks, used_running = used_blocks + cost_blocks, used_running + 1
+  used_blocks, used_running = used_blocks + cost_blocks, used_running + cost_running
   used_tokens = used_tokens + cost_tokens
   count_drained(job.class, job.tenant, job.tokens)
   return 'dispatched', epoch

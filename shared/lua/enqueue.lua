@@ -14,13 +14,13 @@
 --                                            has no idempotency key: job:<id> again
 -- ARGV 1 most waiting jobs, 2 most waiting tokens, 3 most waiting jobs of one tenant,
 --      4 number of jobs; then fifteen for each job:
---       1 id              <model>.<partition>.<16 to 40 of a-z 0-9>
+--       1 id              <model>.<partition>.<16 to 40 of a-z 0-9>, of this shard
 --       2 payload         JSON JobRequest
 --       3 payload hash    any text without white space; the same for the same payload
 --       4 class           interactive or bulk
---       5 tenant
+--       5 tenant          1 to 64 letters, digits and . _ @ + -
 --       6 priority        whole number, -100 to 100; smaller is more urgent
---       7 bucket          as in the name of its lane
+--       7 bucket          1 to 10 of a-z 0-9, as in the name of its lane
 --       8 lane            0 to 255, as in the name of its lane
 --       9 tokens          estimated prompt tokens, at least 1
 --      10 max tokens      most output tokens of all choices, at least 1
@@ -28,7 +28,7 @@
 --      12 deadline        ms from now after which the job expires, or ''
 --      13 delay           ms to wait before it is queued, or 0
 --      14 keep            ms that results and logs stay after the end, at least 1
---      15 idempotency key or ''
+--      15 idempotency key 1 to 200 printable ASCII characters without blanks, or ''
 -- Returns four for each job: status, job id, retry-after in ms (or ''), detail (or '').
 --      queued     recorded
 --      duplicate  recorded before with the same payload; the id is that of the first
@@ -42,6 +42,7 @@ local RECENT_LENGTH = 10000
 local MOST_TOLD = 4 -- jobs that the bell names, so that they are fetched at once
 local LEAST_RETRY_MS, MOST_RETRY_MS, BLIND_RETRY_MS = 100, 60000, 5000
 local MOST_MS = 3155760000000 -- a hundred years; larger is a mistake
+local MOST_SEED = '9223372036854775807'
 local count = tonumber(ARGV[4] or '')
 local max_jobs = tonumber(ARGV[1] or '')
 local max_tokens = tonumber(ARGV[2] or '')
@@ -62,31 +63,62 @@ local tenants, lanes, recent, arrivals, replies = {}, {}, {}, {}, {}
 local queued = false
 
 local function whole(text, least, most)
-  local value = string.find(text, '^-?%d+$') and tonumber(text)
+  local value = #text <= 16 and string.find(text, '^-?%d+$') and tonumber(text)
   return value and value >= least and value <= most
+end
+
+-- As the number would be written: the name of a lane or shard has one spelling.
+local function plain(text, most)
+  return whole(text, 0, most) and text == string.format('%d', text)
+end
+
+local function is_text(text, pattern, longest)
+  return #text <= longest and string.find(text, pattern) ~= nil
+end
+
+-- What the scheduler would refuse as well: by the same rules as keys.py and validate.py.
+local function named_wrong(id, tenant, bucket, idem)
+  local model, partition, unique = string.match(
+    id, '^([%w_][%w._/-]*)%.(%d+)%.([a-z0-9]+)$'
+  )
+  if not model or #model > 96 or not plain(partition, 999)
+    or #unique < 16 or #unique > 40 then
+    return 'id: expected <model>.<partition>.<16 to 40 of a-z and 0-9>'
+  elseif prefix ~= 'tm:{' .. model .. ':' .. partition .. '}:' then
+    return 'id: expected model and partition of the shard in the keys'
+  elseif not is_text(tenant, '^[%w_][%w._@+-]*$', 64) then
+    return 'tenant: expected 1 to 64 letters, digits and . _ @ + -, '
+      .. 'beginning with a letter, a digit or _'
+  elseif not is_text(bucket, '^[a-z0-9]+$', 10) then
+    return 'bucket: expected 1 to 10 of a-z and 0-9'
+  elseif idem ~= '' and not is_text(idem, '^[!-~]+$', 200) then
+    return 'idempotency key: expected 1 to 200 printable ASCII characters '
+      .. 'without blanks'
+  end
+  return nil
 end
 
 local function problem(a, k)
   local id, class, tenant = ARGV[a + 1], ARGV[a + 4], ARGV[a + 5]
   local lane = class .. ':' .. ARGV[a + 7] .. ':' .. ARGV[a + 8]
   local idem = ARGV[a + 15]
-  if not string.find(id, '^[%w_][%w._/-]*%.%d+%.[a-z0-9]+$') then
-    return 'id: expected <model>.<partition>.<unique>'
+  local wrong = named_wrong(id, tenant, ARGV[a + 7], idem)
+  if wrong then
+    return wrong
   elseif class ~= 'interactive' and class ~= 'bulk' then
     return 'class: expected interactive or bulk'
-  elseif tenant == '' then
-    return 'tenant: expected a name'
   elseif not string.find(ARGV[a + 3], '^%S+$') then
     return 'payload hash: expected text without white space'
   elseif not whole(ARGV[a + 6], -100, 100) then
     return 'priority: expected a whole number from -100 to 100'
-  elseif not whole(ARGV[a + 8], 0, 255) then
+  elseif not plain(ARGV[a + 8], 255) then
     return 'lane: expected a whole number from 0 to 255'
   elseif not whole(ARGV[a + 9], 1, 1e9) then
     return 'tokens: expected a whole number from 1'
   elseif not whole(ARGV[a + 10], 1, 1e9) then
     return 'max tokens: expected a whole number from 1'
-  elseif not string.find(ARGV[a + 11], '^%d+$') or #ARGV[a + 11] > 19 then
+  elseif not string.find(ARGV[a + 11], '^%d+$') or #ARGV[a + 11] > 19
+    or (#ARGV[a + 11] == 19 and ARGV[a + 11] > MOST_SEED) then
     return 'seed: expected a whole number from 0 to 2^63 - 1'
   elseif ARGV[a + 12] ~= '' and not whole(ARGV[a + 12], 0, MOST_MS) then
     return 'deadline: expected ms from now, or nothing'

@@ -23,7 +23,8 @@ local AT = 9
 local DEAD_LENGTH = 1000 -- dead letters kept
 local FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'keep_ms', 'idem', 'deadline', 'cost_blocks',
-  'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'tokens', 'attempts',
+  'cost_running', 'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'tokens',
+  'attempts',
 }
 local id, now, credit = ARGV[2], now_ms(), new_credit()
 local job = read_job(KEYS[AT], FIELDS)
@@ -54,9 +55,10 @@ else
   conclude(AT, id, job, now, {
     state = outcome, result = cancelled and ARGV[9] or ARGV[7],
     finale = cancelled and ARGV[10] or ARGV[8], reason = ARGV[4], done_key = KEYS[5],
+    told_by = ARGV[1],
   })
   if not cancelled then
-    redis.call(
+    redis.pcall(
       'XADD', KEYS[6], 'MAXLEN', '~', DEAD_LENGTH, '*', 'id', id,
       'reason', 'attempts', 'error', ARGV[4]
     )

@@ -21,7 +21,7 @@
 local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 7, 7, 7
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'cost_blocks',
-  'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'entry',
+  'cost_running', 'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'entry',
 }
 local ENDINGS = { succeeded = true, failed = true, cancelled = true, expired = true }
 local group, now, replies, credit = ARGV[1], now_ms(), {}, new_credit()

@@ -15,8 +15,9 @@
 --      then nine for each job: job hash, in string, ids string, out string,
 --      tok stream, wake channel, idem string (the job hash again when it has none),
 --      group hash of its owner, stream of its entry (the job hash where there is none)
--- ARGV 1 fence, 2 most lost leases, 3 number of jobs; then six for each: id,
---      action (due, expire, redeliver, cancel, dead, forget, stray), owner and stream of the
+-- ARGV 1 fence, 2 most lost leases, 3 most dispatches in a row that a living group does
+--      not start, 4 number of jobs; then six for each: id, action (due, expire,
+--      redeliver, cancel, dead, unstartable, forget, stray), owner and stream of the
 --      entry as last read, JSON JobResult and JSON Delta with `end` ('' where unused)
 -- Returns one for each job: the action, or skipped, or fenced.
 --include clock
@@ -26,11 +27,12 @@
 --include credit
 --include ending
 --include requeue
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 3, 6, 10, 9
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 4, 6, 10, 9
 local DEAD_LENGTH = 1000
 local WAITING = { queued = true, delayed = true, retrying = true }
 local ACTIVE = { dispatched = true, running = true }
-local most_losses, now, replies, moved = tonumber(ARGV[2]), now_ms(), {}, false
+local most_losses, most_starts = tonumber(ARGV[2]), tonumber(ARGV[3])
+local now, replies, moved = now_ms(), {}, false
 
 local function passed(key, id)
   local score = tonumber(redis.call('ZSCORE', key, id) or '')
@@ -49,6 +51,9 @@ local function due_action(id, job)
     elseif job.state == 'running'
       and (tonumber(job.lease_losses) or 0) + 1 >= most_losses then
       return 'dead'
+    elseif job.state == 'dispatched'
+      and (tonumber(job.start_losses) or 0) + 1 >= most_starts then
+      return 'unstartable'
     end
     return 'redeliver'
   elseif job.state ~= 'queued' and WAITING[job.state] and passed(KEYS[4], id) then
@@ -99,6 +104,11 @@ local function redeliver(at, id, job)
   if job.state == 'running' then
     job.lease_losses = (tonumber(job.lease_losses) or 0) + 1
     redis.call('HSET', KEYS[at], 'lease_losses', job.lease_losses)
+  elseif redis.call('EXISTS', KEYS[at + 7]) == 1 then
+    -- A group that lives and did not start it: the job may be what is wrong. The loss
+    -- of a group that died costs nothing.
+    local losses = (tonumber(job.start_losses) or 0) + 1
+    redis.call('HSET', KEYS[at], 'start_losses', losses)
   end
   fence(at, job)
   requeue(at, id, job, KEYS[10], 'lease_lost')
@@ -116,14 +126,17 @@ local function finish(at, a, id, job, action)
   if WAITING[job.state] then
     count_drained(job.class, job.tenant, job.tokens)
   end
-  local states = { expire = 'expired', cancel = 'cancelled', dead = 'failed' }
+  local states = {
+    expire = 'expired', cancel = 'cancelled', dead = 'failed', unstartable = 'failed',
+  }
+  local losses = { dead = 'lease_losses', unstartable = 'start_losses' }
   local reason = ''
-  if action == 'dead' then
+  if losses[action] then
     reason = ARGV[a + 5]
-    redis.call('HINCRBY', KEYS[at], 'lease_losses', 1)
-    redis.call(
+    redis.call('HSET', KEYS[at], losses[action], (tonumber(job[losses[action]]) or 0) + 1)
+    redis.pcall(
       'XADD', KEYS[8], 'MAXLEN', '~', DEAD_LENGTH, '*', 'id', id,
-      'reason', 'lease_losses', 'error', reason
+      'reason', losses[action], 'error', reason
     )
   end
   conclude(at, id, job, now, {
@@ -148,6 +161,9 @@ local function reap(a, at)
     return 'skipped'
   end
   moved = true
+  if action == 'unstartable' and redis.call('EXISTS', KEYS[at + 7]) == 0 then
+    action = 'redeliver'
+  end
   if action == 'redeliver' then
     redeliver(at, id, job)
   elseif action == 'due' then
@@ -159,7 +175,7 @@ local function reap(a, at)
 end
 
 local fenced = redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1]
-for i = 1, tonumber(ARGV[3]) do
+for i = 1, tonumber(ARGV[4]) do
   if fenced then
     replies[i] = 'fenced'
   else

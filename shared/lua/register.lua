@@ -11,7 +11,7 @@
 --include clock
 --include record
 local FIELDS = {
-  'state', 'owner', 'cost_blocks', 'cost_tokens', 'credit_tokens_back',
+  'state', 'owner', 'cost_blocks', 'cost_running', 'cost_tokens', 'credit_tokens_back',
 }
 local now = now_ms()
 local blocks, running = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -21,7 +21,7 @@ for k = 4, #KEYS do
   if job and job.owner == ARGV[1]
     and (job.state == 'running' or job.state == 'dispatched') then
     blocks = blocks - (tonumber(job.cost_blocks) or 0)
-    running = running - 1
+    running = running - (tonumber(job.cost_running) or 1)
     if job.credit_tokens_back ~= '1' then
       tokens = tokens - (tonumber(job.cost_tokens) or 0)
     end

@@ -10,7 +10,8 @@
 --      then seven: job hash, in string, ids string, out string, tok stream,
 --      wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 fence, 2 id, 3 state (failed or expired), 4 stream of the entry as last read,
---      5 JSON JobResult, 6 JSON Delta with `end`
+--      5 JSON JobResult, 6 JSON Delta with `end`, 7 stream id of the entry that is to
+--      be the job's, or '' where that does not matter
 -- Returns rejected, fenced, gone (not queued any more), or keys (ask again).
 --include clock
 --include record
@@ -29,6 +30,8 @@ local id, now = ARGV[2], now_ms()
 local job = read_job(KEYS[AT], FIELDS)
 if not job or job.state ~= 'queued' or (ARGV[3] ~= 'failed' and ARGV[3] ~= 'expired') then
   return 'gone'
+elseif ARGV[7] ~= '' and job.entry ~= ARGV[7] then
+  return 'gone' -- a stranger's entry that names another's job
 elseif job.entry_key ~= ARGV[4] or not knows_idem(AT, job) then
   return 'keys'
 end

@@ -16,14 +16,15 @@ local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 3, 3, 2, 4
 local FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'seed', 'class', 'priority', 'tenant',
   'attempts', 'lease_losses', 'enqueued_ms', 'started_ms', 'first_ms', 'deadline',
-  'weights', 'entry',
+  'weights', 'entry', 'start_losses',
 }
 local group, count = ARGV[1], tonumber(ARGV[3])
 local now = now_ms()
 local until_ms, leases, replies = now + tonumber(ARGV[2]), {}, {}
 
 local function append_log(reply, key, epoch)
-  for _, entry in ipairs(redis.call('XRANGE', key, '-', epoch .. '-0')) do
+  -- An error, where a stranger made the log another type, has no elements.
+  for _, entry in ipairs(redis.pcall('XRANGE', key, '-', epoch .. '-0')) do
     if entry[2][1] == 'd' then
       reply[#reply + 1] = entry[2][2]
     end
@@ -46,6 +47,9 @@ local function take(k, job, epoch)
     'HSET', KEYS[k + 1], 'state', 'running', 'started_ms', job.started_ms,
     'entry', '', 'entry_key', ''
   )
+  if job.start_losses ~= '' then
+    redis.call('HDEL', KEYS[k + 1], 'start_losses')
+  end
   return job
 end
 
@@ -60,6 +64,10 @@ local function start(a, k)
   elseif job.cancel == '1' then
     return { 'cancelled' }
   end
+  local payload, ids = redis.pcall('GET', KEYS[k + 2]), redis.pcall('GET', KEYS[k + 3])
+  if type(payload) == 'table' or type(ids) == 'table' then
+    return { 'lost' } -- a stranger's keys; the scheduler gives such a job up
+  end
   if job.state == 'dispatched' then
     local taken = take(k, job, epoch)
     if not taken then
@@ -71,7 +79,6 @@ local function start(a, k)
   end
   leases[#leases + 1] = until_ms
   leases[#leases + 1] = id
-  local payload, ids = redis.call('GET', KEYS[k + 2]), redis.call('GET', KEYS[k + 3])
   local reply = {
     'started', payload or '', ids or '', job.seed, job.class, job.priority,
     job.tenant, job.attempts, job.lease_losses, job.enqueued_ms, job.started_ms,

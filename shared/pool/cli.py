@@ -84,7 +84,8 @@ async def doctor(
     from .doctor import examine, has_errors, print_findings
 
     settings = load_config(config).config
-    configure(settings.log, "doctor")
+    # What is found is what this prints; how a check went is not told line by line.
+    configure(msgspec.structs.replace(settings.log, level="error"), "doctor")
     findings = await examine(settings, url)
     if as_json:
         print(msgspec.json.encode(findings).decode())

@@ -15,11 +15,12 @@ import redis.exceptions
 from ..config import Config
 from ..connection import find_pool
 from ..errors import ProtocolError, TokenmillError
-from ..keys import MODELS, POOL, SHARDS, Keys
+from ..keys import MODELS, POOL, SHARDS
 from ..messages import PoolCard
 from ..redis import Finding, check_server, connect, redact_url
 from .checks import registered_checks
 from .embedded import find_server
+from .shard_checks import examine_shard, workers_of
 
 _PACKAGES: Final = (
     ("redis", ""),
@@ -141,10 +142,11 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
             )
         ]
         findings += [
-            await _workers_of(client, model, cards, shards)
+            await workers_of(client, model, cards, shards)
             for model in _expected_models(raw, config)
         ]
-        findings += [await _scheduler_of(client, shard) for shard in shards]
+        for shard in shards:
+            findings += await examine_shard(client, shard)
     except (redis.exceptions.RedisError, OSError, ProtocolError) as error:
         cure = "check the server"
         return [Finding("error", "pool", f"cannot be read: {error}", cure)]
@@ -159,49 +161,3 @@ def _expected_models(card: bytes | None, config: Config) -> tuple[str, ...]:
         except msgspec.DecodeError as error:
             raise ProtocolError(f"tm:pool cannot be read: {error}") from error
     return tuple(model.name for model in config.models)
-
-
-async def _workers_of(
-    client: redis.asyncio.Redis, model: str, cards: set[str], shards: list[str]
-) -> Finding:
-    alive = 0
-    for shard in shards:
-        keys = Keys.of_shard(shard)
-        if keys.model == model:
-            names = await client.zrange(keys.groups, 0, -1)
-            for name in names:
-                alive += await client.exists(keys.group(name.decode()))
-    if alive:
-        return Finding("info", f"model {model}", f"{alive} live workers")
-    seen = "was served here before" if model in cards else "was never served here"
-    return Finding(
-        "error",
-        f"model {model}",
-        f"no live worker; it {seen}",
-        f"start one with: tokenmill work --name {model}",
-    )
-
-
-async def _scheduler_of(client: redis.asyncio.Redis, shard: str) -> Finding:
-    keys = Keys.of_shard(shard)
-    fields = await _fields(client, keys.scheduler)
-    seconds, microseconds = await client.time()
-    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-    until_ms = int(fields.get(b"until", b"0") or 0)
-    if until_ms > now_ms:
-        owner = fields.get(b"owner", b"?").decode()
-        return Finding("info", f"scheduler {shard}", f"active: {owner}")
-    return Finding(
-        "error",
-        f"scheduler {shard}",
-        "none is active: jobs wait for ever",
-        "start one with: tokenmill schedule",
-    )
-
-
-async def _fields(client: redis.asyncio.Redis, key: str) -> dict[bytes, bytes]:
-    async with client.pipeline(transaction=False) as pipe:
-        pipe.hgetall(key)
-        (fields,) = await pipe.execute()
-    assert isinstance(fields, dict)
-    return fields

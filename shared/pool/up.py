@@ -24,6 +24,8 @@ from .plan import PoolOptions, plan_children
 from .processes import Child, ChildState, Supervisor
 from .watching import Forfeiter, Watcher, forget_dead_groups, is_worker
 
+_FORFEIT_WAIT_S: Final = 2.0
+"""How long killed children may take to be gone and their leases ended."""
 EXIT_FAILED: Final = 1
 """A child failed for good without an exit code of its own."""
 
@@ -210,6 +212,8 @@ class Pool:
         if again.done() and not draining.done():
             line("ending at once")
             self._supervisor.kill()
+            # Redis outlives them for a moment: leases of the killed end in it.
+            await asyncio.wait([draining], timeout=_FORFEIT_WAIT_S)
             if self._embedded is not None:
                 self._embedded.kill()
         again.cancel()

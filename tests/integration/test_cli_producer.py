@@ -1,49 +1,17 @@
-"""The producer's commands as a user runs them: output, exit codes, interrupts."""
+"""The producer's commands as a user runs them: output and exit codes."""
 
-import asyncio
 import json
 import os
 import shlex
 import signal
-import sys
-from pathlib import Path
 
 import pytest
+from support.commands import CommandPool
 from support.fake_group import FakeGroup
-from support.waiting import wait_until
 
+from tokenmill import __version__
+from tokenmill.shared.errors import PromptTooLong
 from tokenmill.shared.redis import connect
-
-SOURCE = Path(__file__).parents[2] / "src"
-COMMAND = (
-    "import typer; from tokenmill.producer.cli import register; "
-    "app = typer.Typer(pretty_exceptions_enable=False); register(app); app()"
-)
-
-
-class Pool:
-    """A served pool, and a way to run commands against it."""
-
-    def __init__(self, url: str, group: FakeGroup) -> None:
-        self.url = url
-        self.group = group
-
-    async def start(self, *args: str) -> asyncio.subprocess.Process:
-        environ = {**os.environ, "PYTHONPATH": str(SOURCE), "TOKENMILL_URL": self.url}
-        pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", COMMAND, *args),
-            env=environ,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-        )
-
-    async def run(self, *args: str, given: bytes = b"") -> tuple[int, str, str]:
-        process = await self.start(*args)
-        out, err = await process.communicate(given)
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
 
 
 @pytest.fixture
@@ -51,7 +19,7 @@ async def pool(newest_redis):
     connection = connect(newest_redis.url)
     await connection.flushall()
     async with FakeGroup(connection, delay_s=0.002) as group:
-        yield Pool(newest_redis.url, group)
+        yield CommandPool(newest_redis.url, group)
     await connection.aclose()
 
 
@@ -119,11 +87,15 @@ async def test_jobs_show_tail_cancel_and_models(pool) -> None:
 @pytest.mark.parametrize(
     ("args", "given", "code", "words"),
     [
-        (["submit", ""], b"", 4, "text: is empty"),
+        (["submit", ""], b"", 4, "is empty"),
         (["submit", "-"], b"ab\xffc", 4, "byte 2 of standard input is 0xff"),
         (["submit", "x", "--temperature", "-1"], b"", 4, "temperature: -1.0"),
         (["submit", "x", "--logit-bias", "a"], b"", 4, "logit_bias: 'a'"),
-        (["submit", "x", "--file", "y"], b"", 4, "expected one of them"),
+        (["submit", "x", "--file", "/dev/null"], b"", 4, "expected one of them"),
+        (["submit", "x", "--file", "/no/such"], b"", 4, "/no/such: No such file"),
+        (["submit", "x", "--timeout", "-1"], b"", 2, "-1.0 is not a time to wait"),
+        (["submit", "x", "--timeout", "nan"], b"", 2, "nan is not a time to wait"),
+        (["submit", "x", "--control-tokens", "bad"], b"", 2, "'as_text', 'allow'"),
         (["submit", "--file", "/no/such"], b"", 4, "No such file"),
         (["submit", "x", "--model", "other"], b"", 7, "not known to this pool"),
         (["show", "nonsense"], b"", 8, "cannot be a job id"),
@@ -142,7 +114,71 @@ async def test_mistakes_are_told_with_a_code(pool, args, given, code, words) -> 
 async def test_errors_as_json(pool) -> None:
     code, _, err = await pool.run("submit", "x", "--top-p", "2", "--json")
     assert code == 4
-    assert json.loads(err)["error"]["field"] == "top_p"
+    assert json.loads(err)["error"]["field"].endswith("top_p")
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "words"),
+    [
+        (["jobs", "--json", "--limit", "0"], "--limit", "found '0'"),
+        (["jobs", "--json", "--state", "odd"], "--state", "'odd'"),
+        (["submit", "x", "--json", "--timeout", "-1"], "--timeout", "-1.0"),
+        (["show", "--json"], "job", "JOB"),
+        (["jobs", "--json", "--nothing"], "--nothing", "--nothing"),
+        (["nothing", "--json"], None, "'nothing'"),
+    ],
+)
+async def test_wrong_usage_is_json_where_json_is_asked_for(
+    pool, args, field, words
+) -> None:
+    code, out, err = await pool.run(*args)
+    assert (code, out) == (2, "")
+    error = json.loads(err)["error"]
+    assert error["code"] == "usage"
+    assert error["field"] == field
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("mode", [[], ["--stream"]])
+async def test_the_result_of_a_failed_job_comes_before_its_error(pool, mode) -> None:
+    def answer(request):
+        raise PromptTooLong("text", "9000 tokens; the context has 8192")
+
+    pool.group.answer = answer
+    code, out, err = await pool.run("submit", "x", "--json", *mode)
+    result = json.loads(out.splitlines()[-1])
+    assert (code, result["state"]) == (4, "failed")
+    assert result["error"]["code"] == "prompt_too_long"
+    error = json.loads(err)["error"]
+    assert (error["code"], error["field"]) == ("prompt_too_long", "text")
+    code, out, err = await pool.run("tail", result["id"], "--json")
+    assert code == 4
+    assert json.loads(out.splitlines()[-1]) == result
+    assert json.loads(err)["error"] == error
+
+
+@pytest.mark.parametrize("args", [["submit", "x"], ["--version"], ["jobs"]])
+async def test_output_that_cannot_be_written_is_no_bug(pool, args) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await pool.start(*args, stdout=full)
+    os.close(full)
+    _, err = await process.communicate()
+    assert process.returncode == 74
+    assert "standard output cannot be written: No space left" in err.decode()
+
+
+async def test_the_version_is_told(pool) -> None:
+    assert await pool.run("--version") == (0, f"tokenmill {__version__}\n", "")
+
+
+async def test_help_may_be_cut_short(pool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        process = await pool.start("-h", stdout=pipe)
+        _, err = await process.communicate()
+    assert process.returncode in (-signal.SIGPIPE, 0)
+    assert err == b""
 
 
 async def test_ends_other_than_success_have_codes(pool) -> None:
@@ -151,35 +187,9 @@ async def test_ends_other_than_success_have_codes(pool) -> None:
 
     pool.group.answer = answer
     code, _, err = await pool.run("submit", "x")
-    assert code == 9
+    assert code == 15
     assert "no luck" in err
     await pool.group.pause()
     code, _, err = await pool.run("submit", "x", "--timeout", "0.2")
     assert code == 12
     assert "goes on" in err
-
-
-@pytest.mark.parametrize("keep", [False, True])
-async def test_ctrl_c_cancels_unless_told_to_keep(pool, keep) -> None:
-    pool.group.delay_s = 0.02
-    options = ["--keep"] if keep else []
-    process = await pool.start("submit", "--stream", *options, "a " * 200)
-    assert process.stdout is not None
-    await process.stdout.readexactly(6)  # tokens are flushed one by one
-    process.send_signal(signal.SIGINT)
-    _, err = await process.communicate()
-    assert process.returncode == 130
-    scripts = pool.group.scripts
-    members = await pool.group.redis.zrange(pool.group.keys.recent, 0, -1)
-    job = members[0].decode()
-    assert job in err.decode()
-
-    async def ended():
-        record = await scripts.job(job)
-        return record["state"] == "cancelled"
-
-    if keep:
-        assert not await ended()
-        assert "goes on" in err.decode()
-    else:
-        await wait_until(ended, what="the cancellation")

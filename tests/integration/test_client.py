@@ -183,8 +183,8 @@ async def test_a_group_with_an_old_heartbeat_does_not_count(
 async def test_wrong_prompts_never_reach_the_queue(mill, group, redis_client) -> None:
     for prompt, field in [
         (Prompt(""), "text"),
-        (Prompt("x", sampling=Sampling(temperature=-1)), "temperature"),
-        (Prompt("x", sampling=Sampling(max_tokens=9000)), "max_tokens"),
+        (Prompt("x", sampling=Sampling(temperature=-1)), "sampling.temperature"),
+        (Prompt("x", sampling=Sampling(max_tokens=9000)), "sampling.max_tokens"),
         (3, "prompt"),
     ]:
         with pytest.raises(InvalidRequest) as caught:

@@ -110,7 +110,7 @@ class Foreign:
         keys += [entry or job, job]
         keys += [f"{prefix}{k}:{job_id}" for k in ("in", "ids", "out", "tok", "wake")]
         keys += [f"{prefix}idem:{tenant}:{idem}" if idem else job]
-        error = {"code": "job_cancelled", "message": "cancelled on request"}
+        error = {"code": "cancelled", "message": "cancelled on request"}
         result = {"id": job_id, "state": "cancelled", "model": MODEL, "error": error}
         end = {"end": {"state": "cancelled", "error": error}}
         args = [job_id, owner, entry, json.dumps(result), json.dumps(end)]
@@ -162,7 +162,7 @@ async def test_cancel_works_in_the_queue_and_in_mid_stream(foreign, group) -> No
     waiting = foreign.enqueue(request("x"), idem="key-1")[1]
     assert foreign.cancel(waiting) == "cancelled"
     result = await asyncio.to_thread(foreign.result, waiting)
-    assert result["error"]["code"] == "job_cancelled"
+    assert result["error"]["code"] == "cancelled"
     group.serving.set()
     group.delay_s = 0.05
     running = foreign.enqueue(request("a " * 100))[1]

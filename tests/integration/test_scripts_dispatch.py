@@ -132,6 +132,71 @@ async def test_a_prompt_beyond_the_token_budget_goes_alone(redis_client):
     assert (await shard.dispatch(small, tokens=1)).status == "no_credit"
 
 
+async def test_each_choice_takes_a_slot_and_prefills_the_prompt(redis_client):
+    shard = await Shard(redis_client).open("g1", max_running=4, batch_tokens=100)
+    many, one, more = [await shard.enqueue() for _ in range(3)]
+    assert (await shard.dispatch(many, choices=3)).status == "dispatched"
+    (group,) = await shard.scripts.groups()
+    assert (group.credit_running, group.credit_tokens) == (1, 64)
+    assert (await shard.dispatch(more, choices=2)).status == "no_credit"
+    assert (await shard.dispatch(one, tokens=65)).status == "no_credit"
+    assert (await shard.dispatch(one, tokens=64)).status == "dispatched"
+    await shard.start(many, 1)
+    assert await shard.emit(many, 1, 1, 0) == "written"
+    (group,) = await shard.scripts.groups()
+    assert (group.credit_running, group.credit_tokens) == (0, 36)
+    assert await shard.finish(many, 1, seq=2) == "recorded"
+    (group,) = await shard.scripts.groups()
+    assert (group.credit_running, group.credit_tokens) == (3, 36)
+
+
+@pytest.mark.parametrize("way", ["release", "cancel", "fail", "expire", "register"])
+async def test_slots_of_all_choices_come_back_whatever_ends_the_job(redis_client, way):
+    shard = await Shard(redis_client).open("g1", max_running=4)
+    job_id = await shard.enqueue()
+    assert (await shard.dispatch(job_id, choices=3)).status == "dispatched"
+    await shard.start(job_id, 1)
+    free = 4
+    if way == "release":
+        await shard.scripts.release(group="g1", jobs=[(job_id, 1)])
+    elif way == "cancel":
+        await shard.scripts.cancel(job_id)
+        await shard.finish(job_id, 1, state="cancelled")
+    elif way == "fail":
+        result, end = ending_of(job_id, "failed")
+        await shard.scripts.fail(
+            group="g1",
+            job_id=job_id,
+            epoch=1,
+            error="{}",
+            delay_ms=1,
+            max_attempts=3,
+            result=result,
+            end=end,
+        )
+    elif way == "expire":
+        await shard.client.zadd(KEYS.lease, {job_id: 1})
+        assert (await shard.reap()).redelivered == 1
+    else:
+        await shard.client.delete(KEYS.group("g1"))
+        await shard.scripts.heartbeat("g1", group_info("g1", max_running=4), HOUR_MS)
+        free = 1
+    (group,) = await shard.scripts.groups()
+    assert group.credit_running == free
+
+
+async def test_more_choices_than_slots_go_alone(redis_client):
+    shard = await Shard(redis_client).open("g1", max_running=2)
+    small, large = [await shard.enqueue() for _ in range(2)]
+    assert (await shard.dispatch(small)).status == "dispatched"
+    assert (await shard.dispatch(large, choices=5)).status == "no_credit"
+    await shard.scripts.release(group="g1", jobs=[(small, 1)])
+    assert (await shard.dispatch(large, choices=5)).status == "dispatched"
+    (group,) = await shard.scripts.groups()
+    assert group.credit_running == -3
+    assert (await shard.dispatch(small)).status == "no_credit"
+
+
 async def test_a_group_that_drains_or_is_gone_gets_nothing(shard):
     job_id = await shard.enqueue()
     info = group_info("g1", state="draining")

@@ -122,7 +122,7 @@ async def test_ids_that_cannot_be_one_are_refused(shard, job_id):
 async def test_garbage_numbers_stop_their_own_job_alone(shard, bad):
     one, two = [await shard.enqueue() for _ in range(2)]
     lane = KEYS.queue("interactive", "128", lane_of("default"))
-    for field in ({"tokens": bad}, {"cost_blocks": bad}):
+    for field in ({"tokens": bad}, {"cost_blocks": bad}, {"choices": bad}):
         assert (await shard.dispatch(one, **field)).status == "no_credit"
     for job_id in (one, two):
         assert (await shard.dispatch(job_id, entry_key=lane)).status == "dispatched"

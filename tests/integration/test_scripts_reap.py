@@ -1,11 +1,13 @@
 """cancel, reap and forfeit, on both servers."""
 
 import pytest
+from msgspec import to_builtins
 from support.leaks import leaked_keys
 from support.shard_client import HOUR_MS, KEYS, Shard, delta
 
 from tokenmill.shared.keys import lane_of
-from tokenmill.shared.script_runner import ending
+from tokenmill.shared.messages import CANCELLED, EXPIRED, JobError
+from tokenmill.shared.script_endings import ending
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ async def test_a_job_that_no_engine_runs_is_cancelled_at_once(shard, before):
     assert b'"state":"cancelled"' in heard
     assert await shard.scripts.cancel(job_id) == "cancelled"
     result = await shard.result(job_id)
-    assert (result["state"], result["error"]["code"]) == ("cancelled", "job_cancelled")
+    assert (result["state"], result["error"]) == ("cancelled", to_builtins(CANCELLED))
     assert result["timings"]["total_ms"] >= 0
     if before == "dispatched":
         assert (await shard.start(job_id, 1)).status == "cancelled"
@@ -144,7 +146,7 @@ async def test_a_deadline_ends_a_job_wherever_it_is(shard, before):
     await shard.overdue(KEYS.deadline, job_id)
     assert (await shard.reap()).expired == 1
     assert await shard.state(job_id) == "expired"
-    assert before in (await shard.result(job_id))["error"]["message"]
+    assert (await shard.result(job_id))["error"] == to_builtins(EXPIRED)
     assert await shard.finish(job_id, 1) == "lost"
     assert [g.credit_blocks for g in await shard.scripts.groups()] == [1000, 1000]
     if before == "running":
@@ -183,6 +185,6 @@ async def test_silent_groups_are_forgotten_once_their_hash_has_expired(shard):
 
 
 def test_an_ending_for_a_strangers_id_can_still_be_built():
-    result, end = ending("nonsense", "failed", "internal_error", "why")
+    result, end = ending("nonsense", "failed", JobError("internal_error", "why"))
     assert b'"state":"failed"' in result
     assert b'"message":"why"' in end

@@ -11,7 +11,7 @@ import redis
 from support.pools import MODEL, UpProcess, all_gone, clean_environment, up
 from support.waiting import wait_until_sync
 
-from tokenmill import Prompt, SyncClient
+from tokenmill import Prompt, Sampling, SyncClient
 from tokenmill.shared.keys import Keys
 
 
@@ -83,6 +83,14 @@ def test_doctor_finds_nothing_wrong_and_says_so_in_json(pool) -> None:
     assert findings[f"model {MODEL}"]["severity"] == "info"
     assert findings[f"scheduler {MODEL}:0"]["severity"] == "info"
     assert findings["persistence"]["severity"] == "info"
+
+
+def test_doctor_prints_findings_and_nothing_else(pool) -> None:
+    report = command(pool, "doctor")
+    assert report.stderr == ""
+    starts = {line.split()[0] for line in report.stdout.splitlines()}
+    assert starts <= {"ok", "warn", "ERROR", "cure:"}
+    assert "0 overruns" in report.stdout
 
 
 def test_a_killed_worker_is_replaced_under_a_new_name(pool) -> None:
@@ -169,6 +177,21 @@ def test_a_signal_drains_in_order_and_leaves_nothing(tmp_path, number) -> None:
         )
         assert text.index(worker) < text.index(scheduler)
         assert not (tmp_path / "pool.json").exists()
+
+
+def test_a_second_signal_ends_at_once_and_ends_leases_first(tmp_path) -> None:
+    with up(tmp_path, engine="echo:50") as pool, SyncClient(pool.url) as mill:
+        family = pool.family()
+        sampling = Sampling(max_tokens=100_000, ignore_eos=True)
+        job = mill.submit(Prompt("abc", model=MODEL, sampling=sampling))
+        next(iter(job.stream()))
+        pool.process.send_signal(signal.SIGINT)
+        wait_until_sync(lambda: "draining" in pool.text)
+        pool.process.send_signal(signal.SIGINT)
+        assert pool.process.wait(20) == 0
+        assert all_gone(family)
+        assert "1 jobs of" in pool.text
+        assert "not ended" not in pool.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a service of Linux")

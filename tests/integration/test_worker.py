@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 import redis.asyncio
+import structlog
 from support.waiting import wait_until
 
 from tokenmill.shared.config import Config, WorkerConfig
 from tokenmill.shared.keys import JobId, Keys, new_unique
 from tokenmill.shared.messages import (
+    CANCELLED,
+    EXPIRED,
     Delta,
+    End,
     FinishReason,
     JobRequest,
     JobResult,
@@ -25,6 +29,7 @@ from tokenmill.shared.tokens import ids_to_bytes
 from tokenmill.workers.bridge import EXIT_STUCK, Worker
 from tokenmill.workers.echo import EchoEngine
 from tokenmill.workers.engine.request import EngineRequest, StepOutput
+from tokenmill.workers.herald import Herald
 from tokenmill.workers.registration import WorkerSpec
 
 MODEL = "echo"
@@ -222,6 +227,10 @@ async def test_an_invalid_payload_fails_alone(pools) -> None:
     assert (await pool.result(bad)).error.field == "text"
 
 
+async def ended(pool: Pool, job_id: str) -> End | None:
+    return next((d.end for d in await pool.log(job_id) if d.end is not None), None)
+
+
 async def test_a_cancel_stops_a_running_job_at_once(pools) -> None:
     pool = await pools(slow(), lease_ms=60_000)  # renewals come too late to help
     job_id = await pool.submit("abc", max_tokens=100_000, ignore_eos=True)
@@ -230,6 +239,10 @@ async def test_a_cancel_stops_a_running_job_at_once(pools) -> None:
     result = await pool.result(job_id, timeout_s=3)
     assert result.state == "cancelled"
     assert result.choices[0].finish_reason is FinishReason.CANCELLED
+    assert result.error == CANCELLED
+    assert result.usage.completion_tokens == len(result.choices[0].token_ids)
+    await wait_until(lambda: ended(pool, job_id))
+    assert (await ended(pool, job_id)).error == CANCELLED
     deltas = [delta for delta in await pool.log(job_id) if delta.end is None]
     published = [token for delta in deltas for token in delta.token_ids]
     assert list(result.choices[0].token_ids) == published
@@ -239,8 +252,12 @@ async def test_a_missed_cancel_comes_with_the_next_renewal(pools) -> None:
     pool = await pools(slow())
     job_id = await pool.submit("abc", max_tokens=100_000, ignore_eos=True)
     await wait_until(lambda: pool.log(job_id))
-    await pool.client.hset(KEYS.job(job_id), "cancel", "1")
-    assert (await pool.result(job_id, timeout_s=3)).state == "cancelled"
+    with structlog.testing.capture_logs() as lines:
+        await pool.client.hset(KEYS.job(job_id), "cancel", "1")
+        assert (await pool.result(job_id, timeout_s=3)).state == "cancelled"
+        await wait_until(lambda: any(line["event"] == "job" for line in lines))
+    (line,) = [line for line in lines if line["event"] == "job"]
+    assert (line["job"], line["error"]) == (job_id, "cancelled")
 
 
 async def test_a_deadline_ends_a_running_job(pools) -> None:
@@ -250,6 +267,7 @@ async def test_a_deadline_ends_a_running_job(pools) -> None:
     )
     result = await pool.result(job_id, timeout_s=5)
     assert result.state == "expired"
+    assert result.error == EXPIRED
     assert result.choices[0].token_ids
 
 
@@ -376,6 +394,30 @@ async def test_a_refused_request_fails_alone(pools) -> None:
     assert (await pool.result(good)).text == "fine"
     result = await pool.result(bad)
     assert (result.state, result.error.code) == ("failed", "engine_error")
+
+
+async def test_heartbeats_carry_the_counters_of_the_engine(pools) -> None:
+    pool = await pools(slow())
+    await pool.result(await pool.submit("abc"))
+
+    async def counted() -> bool:
+        (info,) = await pool.scripts.groups()
+        return info.counters.steps >= 3 and info.counters.scheduled_tokens >= 3
+
+    await wait_until(counted, timeout_s=3)
+    (info,) = await pool.scripts.groups()
+    assert (info.counters.overruns, info.counters.num_running) == (0, 0)
+    assert info.counters.free_blocks == info.total_blocks
+
+
+async def test_the_tokenizer_goes_ahead_of_the_card(redis_client) -> None:
+    herald = Herald(redis_client, KEYS)
+    await asyncio.to_thread(herald.announce, "abc", b"bundle")
+    await wait_until(lambda: redis_client.hget("tm:warm", MODEL))
+    assert await redis_client.hget("tm:warm", MODEL) == b"abc"
+    assert await redis_client.get("tm:tokenizer:abc") == b"bundle"
+    assert await redis_client.smembers("tm:shards") == {KEYS.shard.encode()}
+    assert not await redis_client.exists("tm:models")
 
 
 async def test_lost_cards_are_published_again(pools) -> None:

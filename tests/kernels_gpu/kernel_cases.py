@@ -120,13 +120,13 @@ def steps(draw: st.DrawFn) -> Lengths:
 
 def attend(q, layer, layout, *, tiling=SMALL, **options):
     """Runs the kernels on the device under test; everything else is on the CPU."""
-    slopes = options.pop("alibi_slopes", None)
+    alibi = options.pop("alibi", None)
     out = paged_attention(
         q.to(DEVICE),
         on_device(layer),
         to_device(layout, DEVICE),
         scale=options.pop("scale", q.shape[-1] ** -0.5),
-        alibi_slopes=None if slopes is None else slopes.to(DEVICE),
+        alibi=None if alibi is None else alibi.to(DEVICE),
         tiling=tiling,
         **options,
     )

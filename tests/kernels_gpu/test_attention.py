@@ -31,8 +31,9 @@ def test_agrees_with_the_reference(shape, lengths, seed, window, softcap, alibi)
     paged = fill(shape, [context for _, context in lengths], seed)
     which = list(range(len(lengths)))
     q, layout = paged.query(which, lengths), paged.layout(which, lengths)
-    slopes = 2.0 ** -torch.arange(1.0, shape.heads + 1) if alibi else None
-    options = {"window": window, "softcap": softcap, "alibi_slopes": slopes}
+    slopes = 2.0 ** -torch.arange(1.0, shape.heads + 1)
+    bias = (slopes[:, None] * torch.arange(70.0)).bfloat16().float() if alibi else None
+    options = {"window": window, "softcap": softcap, "alibi": bias}
     actual = attend(q, paged.layer, layout, **options)
     expected = expect(q, paged.layer, layout, **options)
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)

@@ -53,3 +53,21 @@ def test_batched_and_chunked_gives_what_generate_gives(
                 for sequence, answer in zip(sequences, expected, strict=True)
             )
             assert compared >= len(LENGTHS) * OUTPUT // 2, "too many near ties to judge"
+
+
+@pytest.mark.parametrize(
+    "variant", ["falcon-alibi", "falcon-alibi-multi-query", "llama-dynamic-far"]
+)
+def test_far_positions_give_what_generate_gives(
+    variant: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """Where a bias or an angle rounded otherwise than in transformers adds up."""
+    path = tiny_model(variant)
+    lengths = (420, 1, 257)
+    runner = load_runner(
+        path, weights="float32", kv="float32", num_blocks=128, threads=1
+    )
+    sequences = [Sequence(prompt, OUTPUT) for prompt in prompts(lengths)]
+    StepDriver(runner, chunk=48).run(sequences)
+    for sequence, answer in zip(sequences, references(path, lengths), strict=True):
+        compare(sequence, *answer)

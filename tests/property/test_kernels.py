@@ -98,7 +98,7 @@ def test_attention_over_random_layouts(name: str) -> None:
                 layout,
                 scale=dim**-0.5,
                 window=window,
-                alibi_slopes=None,
+                alibi=None,
                 softcap=None,
             )
             expected = reference.paged_attention(

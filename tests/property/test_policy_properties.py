@@ -73,8 +73,12 @@ def test_no_budget_is_exceeded_and_no_job_goes_twice(snapshot: Snapshot):
         mine = [
             a for b in made.batches if b.group == group.group for a in b.assignments
         ]
-        tokens = sum(a.tokens for a in mine)
-        assert len(mine) <= group.free_running
+        tokens = sum(a.tokens * a.choices for a in mine)
+        choices = sum(a.choices for a in mine)
+        if choices > group.free_running and mine:
+            assert len(mine) == 1
+            assert choices > group.max_running
+            assert group.free_running >= group.max_running
         assert sum(a.cost_blocks for a in mine) <= group.free_blocks
         if tokens > group.free_tokens and mine:
             assert len(mine) == 1
@@ -84,6 +88,7 @@ def test_no_budget_is_exceeded_and_no_job_goes_twice(snapshot: Snapshot):
             job = by_id[a.job_id]
             longest = min(job.tokens + job.max_tokens, group.max_context)
             assert a.tokens == job.tokens < group.max_context
+            assert a.choices == job.choices
             assert a.cost_blocks * group.block_size >= job.choices * longest
 
 

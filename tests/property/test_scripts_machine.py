@@ -172,14 +172,21 @@ class ScriptMachine(RuleBasedStateMachine):
         group=st.sampled_from(GROUPS),
         tokens=st.integers(1, 150),
         cost_blocks=st.integers(1, 4),
+        choices=st.sampled_from([1, 1, 1, 2, 5]),
         stale=st.sampled_from([False, False, False, True]),
     )
-    def dispatch(self, number, group, tokens, cost_blocks, stale) -> None:
+    def dispatch(self, number, group, tokens, cost_blocks, choices, stale) -> None:
         waiting = [j for j, job in self.jobs.items() if job["state"] == "queued"]
         job_id = waiting[number % len(waiting)] if waiting else self.pick(number)
         self.shard.fence -= stale
         reply = self.do(
-            self.shard.dispatch(job_id, group, tokens=tokens, cost_blocks=cost_blocks)
+            self.shard.dispatch(
+                job_id,
+                group,
+                tokens=tokens,
+                cost_blocks=cost_blocks,
+                choices=choices,
+            )
         )
         self.shard.fence += stale
         if stale:

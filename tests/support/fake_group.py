@@ -14,8 +14,10 @@ from typing import Self
 import msgspec
 import redis.asyncio
 
+from tokenmill.shared.errors import InvalidRequest
 from tokenmill.shared.keys import MODELS, POOL, SHARDS, Keys
 from tokenmill.shared.messages import (
+    CANCELLED,
     DEFAULT_MODEL,
     Choice,
     Delta,
@@ -88,7 +90,7 @@ class FakeGroup:
         keys: The shard.
         delay_s: Time between two tokens of a job; 0 answers whole batches at once.
         answer: Request -> token texts, the same for every choice. A ValueError
-            fails the job with its text as message.
+            fails the job with its text as message, an InvalidRequest as it is.
         pool: Published as the pool's card.
     """
 
@@ -240,7 +242,10 @@ class FakeGroup:
             try:
                 runs.append(_run(job, self.answer))
             except ValueError as error:
-                await self._fail(job, str(error))
+                await self._fail(job, JobError("engine_error", str(error)))
+            except InvalidRequest as error:
+                recorded = JobError(error.code, str(error), error.field)
+                await self._fail(job, recorded)
         if self.delay_s or not self.emitting.is_set():
             for run in runs:
                 self._start(self._run_slowly(run))
@@ -277,8 +282,7 @@ class FakeGroup:
         await self.scripts.finish(group=self.name, items=[_finish_item(self.keys, run)])
         self.num_finished += 1
 
-    async def _fail(self, job: Started, message: str) -> None:
-        error = JobError("engine_error", message)
+    async def _fail(self, job: Started, error: JobError) -> None:
         result = JobResult(
             id=job.job_id, state="failed", model=self.keys.model, error=error
         )
@@ -292,7 +296,7 @@ class FakeGroup:
                     state="failed",
                     result=encode(result),
                     end=encode(Delta(end=End(state="failed", error=error))),
-                    error=message,
+                    error=error.message,
                 )
             ],
         )
@@ -328,7 +332,7 @@ def _emit_item(run: _Run, delta: Delta) -> EmitItem:
 def _finish_item(keys: Keys, run: _Run) -> FinishItem:
     reason = FinishReason.CANCELLED if run.cancelled else FinishReason.STOP
     state = "cancelled" if run.cancelled else "succeeded"
-    error = JobError("job_cancelled", "cancelled on request") if run.cancelled else None
+    error = CANCELLED if run.cancelled else None
     choices = tuple(
         Choice(
             index=index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,16 +15,18 @@ NEAR_TIE = 1e-3
 """Below this top-2 margin of the reference, either token is right."""
 
 
-def prompts() -> list[list[int]]:
-    """Random prompts of LENGTHS."""
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(7)
     return [
         torch.randint(0, 256, (length,), generator=generator).tolist()
-        for length in LENGTHS
+        for length in lengths
     ]
 
 
-def references(path: Path) -> list[tuple[list[int], torch.Tensor]]:
+def references(
+    path: Path, lengths: Sequence[int] = LENGTHS
+) -> list[tuple[list[int], torch.Tensor]]:
     """Runs `generate` on each prompt alone.
 
     transformers' dynamic RoPE remembers the longest length it has met, so shorter
@@ -31,8 +34,8 @@ def references(path: Path) -> list[tuple[list[int], torch.Tensor]]:
     """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.eval()
-    found = {tuple(p): generate(model, p) for p in sorted(prompts(), key=len)}
-    return [found[tuple(prompt)] for prompt in prompts()]
+    found = {tuple(p): generate(model, p) for p in sorted(prompts(lengths), key=len)}
+    return [found[tuple(prompt)] for prompt in prompts(lengths)]
 
 
 def generate(

@@ -59,6 +59,12 @@ VARIANTS: dict[str, tuple[str, str, str, dict[str, object]]] = {
         "ForCausalLM",
         {**_LLAMA, "tie_word_embeddings": True, "attention_bias": True},
     ),
+    "llama-gelu": (
+        "llama",
+        "Llama",
+        "ForCausalLM",
+        {**_LLAMA, "hidden_act": "gelu", "intermediate_size": 83},
+    ),
     "llama-linear": (
         "llama",
         "Llama",
@@ -73,6 +79,19 @@ VARIANTS: dict[str, tuple[str, str, str, dict[str, object]]] = {
             **_LLAMA,
             "max_position_embeddings": 48,
             "rope_parameters": _rope("dynamic", factor=4.0),
+        },
+    ),
+    "llama-dynamic-far": (
+        "llama",
+        "Llama",
+        "ForCausalLM",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 3,
+            "head_dim": 80,
+            "max_position_embeddings": 64,
+            "initializer_range": 0.15,
+            "rope_parameters": _rope("dynamic", factor=8.0),
         },
     ),
     "llama-yarn": (
@@ -178,6 +197,21 @@ VARIANTS: dict[str, tuple[str, str, str, dict[str, object]]] = {
             "bias": True,
             "alibi": True,
             "num_attention_heads": 8,
+            "max_position_embeddings": 1024,
+        },
+    ),
+    "falcon-alibi-multi-query": (
+        "falcon",
+        "Falcon",
+        "ForCausalLM",
+        {
+            **_FALCON,
+            "new_decoder_architecture": False,
+            "multi_query": True,
+            "parallel_attn": True,
+            "alibi": True,
+            "num_attention_heads": 12,  # no power of two
+            "max_position_embeddings": 1024,
         },
     ),
 }

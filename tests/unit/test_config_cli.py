@@ -8,7 +8,13 @@ from support.waiting import loop_turns
 from typer.testing import CliRunner
 
 from tokenmill.shared.cli_support import EXIT_UNEXPECTED, handle_errors
-from tokenmill.shared.errors import ConfigError, InvalidRequest, QueueFull
+from tokenmill.shared.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    QueueFull,
+)
 from tokenmill.shared.pool.cli import register
 
 
@@ -38,6 +44,31 @@ def test_errors_are_json_on_request(capsys) -> None:
     assert body["code"] == "invalid_config"
     assert body["field"] == "worker.lease_ms"
     assert "a.toml" in body["message"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "code", "exit_code"),
+    [
+        ("prompt_too_long", "prompt_too_long", 4),
+        ("control_tokens_in_text", "control_tokens_in_text", 4),
+        ("kv_pool_exhausted", "kv_pool_exhausted", 15),
+        ("internal_error", "internal_error", 9),
+        ("of_a_later_version", "of_a_later_version", 9),
+    ],
+)
+def test_a_failed_job_has_the_code_of_its_recorded_error(
+    capsys, recorded, code, exit_code
+) -> None:
+    error = JobFailed("m.0.x", recorded, "text: too long", "text")
+    assert run(raising(error), as_json=True) == exit_code
+    body = json.loads(capsys.readouterr().err)["error"]
+    assert (body["code"], body["field"]) == (code, "text")
+
+
+def test_a_cancelled_job_has_a_code_of_its_own(capsys) -> None:
+    error = JobCancelled("m.0.x", "engine_error", "cancelled on request")
+    assert run(raising(error), as_json=True) == 10
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "job_cancelled"
 
 
 def test_an_interrupt_is_130_and_silent(capsys) -> None:

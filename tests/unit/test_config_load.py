@@ -111,6 +111,15 @@ def test_an_unknown_variable_is_an_error_that_names_it(name) -> None:
         load_config(None, {name: "1"})
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("TOKENMILL_FOO", "foo"), ("TOKENMILL_WORKER", "worker")]
+)
+def test_a_variable_without_a_field_is_named_without_a_dot(name, key) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {name: "1"})
+    assert caught.value.key == key
+
+
 def test_variables_of_other_purposes_are_left_alone() -> None:
     environ = {"TOKENMILL_URL": "x", "TOKENMILL_TEST_A": "1", "OTHER": "2"}
     assert load_config(None, environ).config == Config()

@@ -102,6 +102,27 @@ def test_what_does_not_fit_waits_and_is_counted():
     assert list(stream.finished) == ["a", "b"]
 
 
+def test_every_choice_counts_as_a_running_sequence():
+    made = engine(FakeRunner(num_blocks=100), max_running=4)
+    made.add(request("a", [1, 2], n=3))
+    made.add(request("b", [3]))
+    assert made.capacity().overruns == 0
+    made.add(request("c", [4]))
+    assert made.capacity().overruns == 1
+    drain(made)
+
+
+def test_more_choices_than_may_run_take_turns_and_are_no_overrun_alone():
+    made = engine(FakeRunner(num_blocks=100), max_running=2)
+    made.add(request("a", [1, 2], n=5, temperature=1.0))
+    assert made.capacity().overruns == 0
+    assert len(drain(made).finished["a"].choices) == 5
+    made.add(request("b", [1]))
+    made.add(request("c", [1, 2], n=5))
+    assert made.capacity().overruns == 1
+    drain(made)
+
+
 def test_a_waiting_request_counts_against_the_room_of_the_next():
     made = engine(FakeRunner(num_blocks=8, block_size=4))
     made.add(request("a", range(20), max_tokens=8))

@@ -8,6 +8,7 @@ from support.fake_runner import FakeRunner
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
 from tokenmill.workers.engine.recovery import is_out_of_memory
+from tokenmill.workers.engine.sequence import Sequence
 
 
 def make(**options) -> tuple[Engine, FakeRunner]:
@@ -73,6 +74,72 @@ def test_an_error_while_one_output_is_processed_ends_that_request_alone():
     engine.add(request("good", [5, 6]))
     stream = drain(engine)
     assert "no such token" in stream.finished["bad"].error.message
+    assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
+
+
+class BreaksAtFlush(BrokenSource):
+    """A detokenizer that fails when an output ends."""
+
+    def start(self):
+        detokenizer = super().start()
+
+        def flush():
+            raise ValueError("no end")
+
+        detokenizer.flush = flush
+        return detokenizer
+
+
+def test_an_error_at_the_end_of_an_output_ends_that_request_alone():
+    engine = Engine(FakeRunner(), BreaksAtFlush(-1))
+    engine.add(request("bad", [1, 2], max_tokens=2))
+    engine.add(request("good", [5, 6], max_tokens=20))
+    engine.step()
+    (finished,) = engine.step().finished
+    assert finished.request_id == "bad"
+    assert "no end" in finished.error.message
+    assert engine.has_work
+
+
+def test_an_error_while_a_delta_is_made_ends_that_request_alone(monkeypatch):
+    take_delta = Sequence.take_delta
+
+    def break_one(sequence):
+        if (sequence.request.id, sequence.choice) == ("bad", 1):
+            raise ValueError("no delta")
+        return take_delta(sequence)
+
+    monkeypatch.setattr(Sequence, "take_delta", break_one)
+    engine, _ = make()
+    engine.add(request("bad", [1, 2], n=3))
+    engine.add(request("good", [5, 6]))
+    stream = drain(engine)
+    assert "no delta" in stream.finished["bad"].error.message
+    assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
+
+
+def test_an_error_while_a_token_is_drawn_ends_that_request_alone(monkeypatch):
+    def broken(*_):
+        raise IndexError("out of bounds")
+
+    monkeypatch.setattr("tokenmill.workers.engine.sampler.uniform", broken)
+    engine, _ = make()
+    engine.add(request("bad", [1, 2], temperature=1.0))
+    engine.add(request("good", [5, 6]))
+    stream = drain(engine)
+    error = stream.finished["bad"].error
+    assert error.code == "engine_error"
+    assert "out of bounds" in error.message
+    assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 5e-324, 1e-40, 1e-6, 1e-5])
+def test_a_temperature_that_float32_cannot_hold_is_greedy(temperature):
+    engine, _ = make()
+    engine.add(request("cold", [1, 2], temperature=temperature, top_p=0.9, logprobs=2))
+    engine.add(request("good", [5, 6]))
+    stream = drain(engine)
+    assert stream.token_ids["cold", 0] == greedy_oracle([1, 2], 8)
     assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.engine.kernels import backends, ops
+from tokenmill.workers.engine.kernels.cpu import cpp_library
 from tokenmill.workers.engine.kernels.layout import KVLayer, PackedWeight, StepLayout
 
 PROGRAM = (
@@ -91,3 +92,11 @@ def test_sizes_in_bytes() -> None:
     layer = KVLayer.allocate(2, 3, 8, 16, int8=False)
     assert layer.k.dtype == torch.float32
     assert layer.k_scale is None
+
+
+def test_a_library_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not backends.backend_report()["backend"].startswith("c++"):
+        pytest.skip("the C++ kernels are not built here")
+    monkeypatch.setattr(cpp_library, "INTERFACE", cpp_library.INTERFACE + 1)
+    with pytest.raises(ImportError, match="is expected; reinstall"):
+        cpp_library.load()

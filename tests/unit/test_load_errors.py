@@ -42,6 +42,36 @@ def test_a_quantized_checkpoint_is_refused(model: Path) -> None:
         load_runner(model, num_blocks=4)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "x"},
+        {"hidden_size": 0},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 5, "num_key_value_heads": 2},
+        {"num_hidden_layers": -1},
+        {"max_position_embeddings": None},
+        {"vocab_size": 2.5},
+        {"hidden_size": 50, "head_dim": None},
+        {"rope_parameters": {"rope_type": "nothing"}},
+        {"hidden_act": "nothing"},
+    ],
+    ids=str,
+)
+def test_values_that_no_model_has_are_a_load_error(
+    model: Path, changes: dict[str, object]
+) -> None:
+    edit_config(model, **changes)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load_runner(model, num_blocks=4)
+
+
+def test_a_numbered_file_that_is_missing_is_named(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-00001-of-00003.safetensors")
+    with pytest.raises(ModelLoadError, match="lacks file 2, 3 of the 3"):
+        load_runner(model, num_blocks=4)
+
+
 def test_broken_json_names_the_file(model: Path) -> None:
     (model / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"config\.json cannot be read"):

@@ -86,6 +86,28 @@ def test_every_kind_of_linear_layer_is_quantized(variant: str, tmp_path: Path) -
     assert bool(torch.isfinite(first_logits(small(path, weights="nf4"), PROMPT)).all())
 
 
+@pytest.mark.parametrize(
+    "variant", ["llama", "llama-gelu", "gpt2", "falcon-grouped", "glm4"]
+)
+def test_int8_logits_do_not_depend_on_batch_or_chunk(
+    variant: str, tmp_path: Path
+) -> None:
+    runner = small(save_tiny_model(variant, tmp_path))
+    generator = torch.Generator().manual_seed(3)
+    prompts = [
+        torch.randint(0, 256, (length,), generator=generator).tolist()
+        for length in (1, 37, 18, 5, 90)
+    ]
+    together = [Sequence(prompt, 6) for prompt in prompts]
+    StepDriver(runner, chunk=13).run(together)
+    for sequence in together:
+        alone = Sequence(sequence.prompt, 6)
+        StepDriver(runner, chunk=512, seed=1).run([alone])
+        assert alone.output == sequence.output
+        for here, there in zip(alone.logits, sequence.logits, strict=True):
+            assert torch.equal(here, there)
+
+
 def test_a_four_bit_layer_multiplies_its_own_dequantized_weight() -> None:
     import bitsandbytes.functional as bnb
 

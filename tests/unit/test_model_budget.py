@@ -71,3 +71,41 @@ def test_describe_respects_the_context_cap(tmp_path: Path) -> None:
     path = save_tiny_model("llama-dynamic", tmp_path)
     assert budget.describe(path, num_blocks=8)["max_context"] == 48 * 4
     assert budget.describe(path, num_blocks=8, max_context=50)["max_context"] == 50
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff" * 64,
+        b"short",
+        b"",
+        (8).to_bytes(8, "little") + b"[1, 2, 3",
+        (9).to_bytes(8, "little") + b'{"a": []}',
+        (30).to_bytes(8, "little") + b'{"a": {"data_offsets": [0,9]}}',
+    ],
+    ids=range(6),
+)
+def test_a_file_that_is_no_safetensors_is_a_load_error(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    (path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match="not a whole safetensors file"):
+        budget.describe(path, num_blocks=4)
+
+
+def test_a_file_that_is_cut_short_is_told_with_both_sizes(tmp_path: Path) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    file = path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    sizes = f"{len(whole) - 100} of {len(whole)} bytes"
+    with pytest.raises(ModelLoadError, match=sizes):
+        budget.describe(path, num_blocks=4)
+
+
+def test_a_missing_tokenizer_is_told(tmp_path: Path) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    assert budget.describe(path, num_blocks=4)["missing_files"] == []
+    (path / "tokenizer.json").unlink()
+    assert budget.describe(path, num_blocks=4)["missing_files"] == ["tokenizer.json"]

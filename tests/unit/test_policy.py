@@ -105,6 +105,33 @@ def test_impatient_bulk_gets_a_turn():
     assert made.fairness.since_bulk == 0
 
 
+def test_each_choice_counts_as_a_running_sequence():
+    jobs = [job("a", choices=3), job("b", choices=2), job("c", enqueued_ms=NOW + 1)]
+    made = decide(jobs, group(max_running=4))
+    assert order(made) == ["a", "c"]
+    assert made.batches[0].assignments[0].choices == 3
+
+
+def test_each_choice_prefills_the_prompt():
+    jobs = [job("a", 300, choices=3), job("b", 101, enqueued_ms=NOW + 1)]
+    assert order(decide(jobs, group(total_blocks=1000))) == ["a"]
+    room = group(total_blocks=1000, batch_tokens=1001)
+    assert order(decide(jobs, room)) == ["a", "b"]
+
+
+def test_more_choices_than_may_run_go_alone_to_an_empty_group():
+    large = job("n", choices=6)
+    assert order(decide([large, job("x", enqueued_ms=NOW + 1)], group())) == ["n"]
+    assert order(decide([large], group(free_running=3))) == []
+    assert order(decide([large], group(free_running=-2))) == []
+
+
+def test_choices_fill_the_batch_that_is_waited_for():
+    busy = group(free_running=3, step_ms=100.0)
+    made = decide([job("a", choices=3)], busy, arrivals_per_s=500.0)
+    assert order(made) == ["a"]
+
+
 def test_a_near_deadline_goes_before_priority():
     jobs = [job("p", priority=-5), job("d", deadline_ms=NOW + 900)]
     assert order(decide(jobs, group(max_running=1))) == ["d"]

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 from tokenmill.shared.errors import EngineError, NonFiniteLogits
 from tokenmill.shared.messages import Sampling
 from tokenmill.workers.engine.randomness import uniform
-from tokenmill.workers.engine.sampler import Sampled, sample
+from tokenmill.workers.engine.sampler import Sampled, _pick, sample
 from tokenmill.workers.engine.sampling_rows import SamplingRow
 
 VOCAB = 1000
@@ -58,6 +58,19 @@ def support(batch: torch.Tensor, draws: int = 400, **sampling) -> set[int]:
 def allowed_by_transformers(batch: torch.Tensor, *warpers) -> set[int]:
     scores = LogitsProcessorList(warpers)(torch.zeros(1, 1, dtype=torch.long), batch)
     return set(torch.nonzero(torch.isfinite(scores[0])).flatten().tolist())
+
+
+def test_a_number_just_below_one_draws_the_last_token():
+    # 1 + 2^-52 times this number rounds up to the sum itself.
+    weights = np.array([1.0, 2.0**-52])
+    assert _pick(weights, 1.0 - 2.0**-53) == 1
+
+
+def test_a_score_that_overflows_is_named_as_such():
+    (error,) = sample(logits(1), [row(repetition_penalty=1e-38, prompt=range(VOCAB))])
+    assert isinstance(error, EngineError)
+    assert "repetition_penalty" in str(error)
+    assert "min_tokens" not in str(error)
 
 
 def test_greedy_takes_the_maximum_and_the_first_of_equals():

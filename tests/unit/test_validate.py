@@ -69,33 +69,41 @@ BAD = [
     ("messages", "no chat template", Prompt(messages=(Message("user", "y"),))),
     ("model", "cannot be", Prompt("x", model="a b")),
     ("model", "cannot be", Prompt("x", model="")),
-    ("max_tokens", "0 is out of range; expected 1 to 2048", sampling(max_tokens=0)),
-    ("max_tokens", "-5", sampling(max_tokens=-5)),
-    ("max_tokens", "2049", sampling(max_tokens=2049)),
-    ("min_tokens", "expected 0 to 3", sampling(max_tokens=3, min_tokens=4)),
-    ("temperature", "-0.1", sampling(temperature=-0.1)),
-    ("temperature", "at most 5.0", sampling(temperature=5.1)),
-    ("temperature", "nan", sampling(temperature=math.nan)),
-    ("top_p", "more than 0.0", sampling(top_p=0)),
-    ("top_p", "at most 1.0", sampling(top_p=1.01)),
-    ("top_k", "0", sampling(top_k=0)),
-    ("min_p", "-1", sampling(min_p=-1)),
-    ("repetition_penalty", "more than", sampling(repetition_penalty=0)),
-    ("presence_penalty", "inf", sampling(presence_penalty=math.inf)),
-    ("frequency_penalty", "-2.1", sampling(frequency_penalty=-2.1)),
-    ("seed", "-1", sampling(seed=-1)),
-    ("seed", str(2**63), sampling(seed=2**63)),
-    ("logprobs", "expected 0 to 20", sampling(logprobs=21)),
-    ("n", "expected 1 to 16", sampling(n=17)),
-    ("stop", "17 strings; expected at most 16", sampling(stop=["x"] * 17)),
-    ("stop[1]", "0 characters", sampling(stop=["x", ""])),
-    ("stop[0]", "257 characters", sampling(stop=["x" * 257])),
-    ("stop[0]", "surrogate", sampling(stop=["\udfff"])),
-    ("stop_token_ids", "65 ids", sampling(stop_token_ids=[1] * 65)),
-    ("stop_token_ids", "1000", sampling(stop_token_ids=[1000])),
-    ("logit_bias", "1025 tokens", sampling(logit_bias=dict.fromkeys(range(1025), 1))),
-    ("logit_bias", "-1", sampling(logit_bias={-1: 1})),
-    ("logit_bias", "token 7", sampling(logit_bias={7: 101})),
+    (
+        "sampling.max_tokens",
+        "0 is out of range; expected 1 to 2048",
+        sampling(max_tokens=0),
+    ),
+    ("sampling.max_tokens", "-5", sampling(max_tokens=-5)),
+    ("sampling.max_tokens", "2049", sampling(max_tokens=2049)),
+    ("sampling.min_tokens", "expected 0 to 3", sampling(max_tokens=3, min_tokens=4)),
+    ("sampling.temperature", "-0.1", sampling(temperature=-0.1)),
+    ("sampling.temperature", "at most 5.0", sampling(temperature=5.1)),
+    ("sampling.temperature", "nan", sampling(temperature=math.nan)),
+    ("sampling.top_p", "more than 0.0", sampling(top_p=0)),
+    ("sampling.top_p", "at most 1.0", sampling(top_p=1.01)),
+    ("sampling.top_k", "0", sampling(top_k=0)),
+    ("sampling.min_p", "-1", sampling(min_p=-1)),
+    ("sampling.repetition_penalty", "at least", sampling(repetition_penalty=0.009)),
+    ("sampling.presence_penalty", "inf", sampling(presence_penalty=math.inf)),
+    ("sampling.frequency_penalty", "-2.1", sampling(frequency_penalty=-2.1)),
+    ("sampling.seed", "-1", sampling(seed=-1)),
+    ("sampling.seed", str(2**63), sampling(seed=2**63)),
+    ("sampling.logprobs", "expected 0 to 20", sampling(logprobs=21)),
+    ("sampling.n", "expected 1 to 16", sampling(n=17)),
+    ("sampling.stop", "17 strings; expected at most 16", sampling(stop=["x"] * 17)),
+    ("sampling.stop[1]", "0 characters", sampling(stop=["x", ""])),
+    ("sampling.stop[0]", "257 characters", sampling(stop=["x" * 257])),
+    ("sampling.stop[0]", "surrogate", sampling(stop=["\udfff"])),
+    ("sampling.stop_token_ids", "65 ids", sampling(stop_token_ids=[1] * 65)),
+    ("sampling.stop_token_ids", "1000", sampling(stop_token_ids=[1000])),
+    (
+        "sampling.logit_bias",
+        "1025 tokens",
+        sampling(logit_bias=dict.fromkeys(range(1025), 1)),
+    ),
+    ("sampling.logit_bias", "-1", sampling(logit_bias={-1: 1})),
+    ("sampling.logit_bias", "token 7", sampling(logit_bias={7: 101})),
     ("priority", "101", Prompt("x", priority=101)),
     ("tenant", "'a:b'", Prompt("x", tenant="a:b")),
     ("tenant", "''", Prompt("x", tenant="")),
@@ -109,11 +117,11 @@ BAD = [
     # Wrong types, which the constructors let through.
     ("text", "got `int`; found 3", Prompt(3)),
     ("text", "got `bytes`", Prompt(b"abc")),
-    ("max_tokens", "found '5'", sampling(max_tokens="5")),
-    ("max_tokens", "found True", sampling(max_tokens=True)),
-    ("max_tokens", "found 5.0", sampling(max_tokens=5.0)),
-    ("temperature", "found None", sampling(temperature=None)),
-    ("stop", "found 'abc'", sampling(stop="abc")),
+    ("sampling.max_tokens", "found '5'", sampling(max_tokens="5")),
+    ("sampling.max_tokens", "found True", sampling(max_tokens=True)),
+    ("sampling.max_tokens", "found 5.0", sampling(max_tokens=5.0)),
+    ("sampling.temperature", "found None", sampling(temperature=None)),
+    ("sampling.stop", "found 'abc'", sampling(stop="abc")),
     ("sampling", "null", Prompt("x", sampling=None)),
     ("job_class", "'soon'", Prompt("x", job_class="soon")),
     ("control_tokens", "'maybe'", Prompt("x", control_tokens="maybe")),
@@ -147,7 +155,9 @@ def test_without_a_card_limits_of_the_model_are_left_to_the_scheduler() -> None:
 
 
 def test_an_integer_of_any_size_is_an_error_and_no_crash() -> None:
-    with pytest.raises(InvalidRequest, match="seed: an integer of thousands"):
+    with pytest.raises(
+        InvalidRequest, match=r"sampling\.seed: an integer of thousands"
+    ):
         check(sampling(seed=10**6000))
 
 
@@ -170,12 +180,12 @@ def test_the_limit_of_bytes_counts_the_encoded_request() -> None:
     [
         (b"", "request", "not JSON"),
         (b"{", "request", "not JSON"),
-        (b"[1]", "prompt", "expected `object`"),
+        (b"[1]", "request", "expected `object`"),
         (b'{"text": "\xff"}', "request", "UTF-8"),
         (b'{"text": "\\ud800"}', "request", "not JSON"),
         (b'{"text": "a", "sampling": {"top_q": 1}}', "sampling.top_q", "not a field"),
         (b'{"text": "a", "sampling": {"top_k": 1e999}}', "request", "not JSON"),
-        (b'{"text": "a", "sampling": {"n": "1"}}', "n", "found '1'"),
+        (b'{"text": "a", "sampling": {"n": "1"}}', "sampling.n", "found '1'"),
         (b'{"text": ["a"]}', "text", "got `array`"),
     ],
 )
@@ -204,7 +214,7 @@ def test_a_request_may_have_fields_of_a_later_version() -> None:
 
 
 def test_scheduler_and_client_agree_on_the_limits() -> None:
-    with pytest.raises(InvalidRequest, match=r"temperature: 9\.0"):
+    with pytest.raises(InvalidRequest, match=r"sampling\.temperature: 9\.0"):
         validate_request(JobRequest(text="a", sampling=Sampling(temperature=9.0)), CARD)
 
 

@@ -4,11 +4,15 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import redis.exceptions
+import structlog
 from support.waiting import wait_until
+from tokenizers import Tokenizer, decoders, models
 
 from tokenmill.shared.clock import RedisClock
+from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import (
     ConfigError,
     InvalidRequest,
@@ -26,7 +30,12 @@ from tokenmill.shared.messages import (
 )
 from tokenmill.shared.outage import Backoff
 from tokenmill.shared.scripts import Started
-from tokenmill.shared.tokens import ids_to_bytes
+from tokenmill.shared.tokens import (
+    collect_tokenizer,
+    ids_to_bytes,
+    pack_tokenizer,
+)
+from tokenmill.workers import loading
 from tokenmill.workers.echo import EchoEngine
 from tokenmill.workers.engine.request import Emitted, EngineRequest, StepOutput
 from tokenmill.workers.engine_thread import EngineThread, Fault, Refused, Report
@@ -34,6 +43,7 @@ from tokenmill.workers.extras import model_stack
 from tokenmill.workers.loading import load
 from tokenmill.workers.outage import is_refusal
 from tokenmill.workers.resume import completed, engine_request, read_request
+from tokenmill.workers.service import _say_ready
 
 
 def started(*log: Delta, payload: bytes = b"{}", **fields: object) -> Started:
@@ -301,3 +311,37 @@ def test_a_full_server_passes_a_wrong_type_does_not() -> None:
 def test_a_missing_model_stack_names_the_extra() -> None:
     with pytest.raises(ModelLoadError, match=r"tokenmill\[worker\]"), model_stack():
         import no_such_package_of_ours  # noqa: F401
+
+
+def test_the_ready_line_names_the_kernels():
+    loaded = load("echo", ModelConfig(name="echo"), WorkerConfig())
+    loaded = msgspec.structs.replace(loaded, kernels="c++/avx2")
+    with structlog.testing.capture_logs() as lines:
+        _say_ready(loaded)
+    assert [line["kernels"] for line in lines] == ["c++/avx2"]
+
+
+def test_the_tokenizer_is_told_before_the_weights_are_read(
+    tmp_path, monkeypatch
+) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").touch()
+    seen: list[object] = []
+
+    def weights(*_: object) -> None:
+        seen.append("weights")
+        raise ModelLoadError("stop here")
+
+    monkeypatch.setattr(loading, "_load_runner", weights)
+    with pytest.raises(ModelLoadError, match="stop here"):
+        load(
+            loading.REAL,
+            ModelConfig(name="m", path=str(tmp_path)),
+            WorkerConfig(),
+            on_tokenizer=lambda *told: seen.append(told),
+        )
+    fingerprint, bundle = pack_tokenizer(collect_tokenizer(tmp_path))
+    assert seen == [(fingerprint, bundle), "weights"]

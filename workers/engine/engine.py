@@ -32,6 +32,12 @@ Outcome = tuple[Sequence, Sampled | EngineError]
 _log = structlog.get_logger(__name__)
 
 
+def _processing_failed(sequence: Sequence, error: Exception) -> EngineError:
+    """Logs, with its traceback, what ends one request, and returns it."""
+    _log.error("request_failed", request_id=sequence.request.id, exc_info=error)
+    return EngineError(f"the output could not be processed: {error!r}")
+
+
 class Engine:
     """Runs requests on one model, many at a time.
 
@@ -113,15 +119,28 @@ class Engine:
                 finished.append(self._fail(sequence, error))
         # By identity: a cancelled request may have come again under the same id.
         here = [one for one in touched if one in self._roster.sequences(one.request.id)]
-        deltas: tuple[TokenDelta, ...] = tuple(
-            delta for one in here if (delta := one.take_delta()) is not None
-        )
+        deltas: list[TokenDelta] = []
+        for sequence in here:
+            if sequence.request.id not in self._roster:
+                continue  # the delta of another choice of it failed
+            delta = self._take_delta(sequence)
+            if isinstance(delta, EngineError):
+                finished.append(self._fail(sequence, delta))
+            elif delta is not None:
+                deltas.append(delta)
         finished += [
             self._finish(request_id)
             for request_id in dict.fromkeys(one.request.id for one in here)
-            if self._roster.has_ended(request_id)
+            if request_id in self._roster and self._roster.has_ended(request_id)
         ]
-        return StepOutput(deltas=deltas, finished=tuple(finished))
+        return StepOutput(deltas=tuple(deltas), finished=tuple(finished))
+
+    def _take_delta(self, sequence: Sequence) -> TokenDelta | EngineError | None:
+        """Returns a sequence's news, or the error that ends its request."""
+        try:
+            return sequence.take_delta()
+        except Exception as error:  # noqa: BLE001 - must not end its neighbours
+            return _processing_failed(sequence, error)
 
     def _accept(
         self, sequence: Sequence, outcome: Sampled | EngineError
@@ -132,8 +151,7 @@ class Engine:
         try:
             sequence.accept(outcome.token_id, outcome.logprob)
         except Exception as error:  # noqa: BLE001 - must not end its neighbours
-            _log.exception("request_failed", request_id=sequence.request.id)
-            return EngineError(f"the output could not be processed: {error!r}")
+            return _processing_failed(sequence, error)
         if sequence.finish_reason is not None:
             self._roster.retire(sequence)
         return None

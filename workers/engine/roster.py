@@ -64,8 +64,10 @@ class Roster:
         coming = [sequence for sequence in sequences if sequence.finish_reason is None]
         needed = sum(map(self._blocks, coming))
         promised = sum(map(self._blocks, self.waiting))
+        present = len(self.running) + len(self.waiting)
         if (
-            len(self._requests) >= self._max_running
+            # One request of more choices than may run takes turns with itself.
+            (present > 0 and present + len(coming) > self._max_running)
             or needed > self._kv.free_blocks - promised
         ):
             self.overruns += 1

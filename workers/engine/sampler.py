@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
+import structlog
 
 from ...shared.errors import EngineError, NonFiniteLogits
 from ...shared.messages import Sampling, TokenLogprob
@@ -25,6 +26,8 @@ HEAD_SIZES: Final = (256, 4096)
 sorting the whole vocabulary takes 15 times longer."""
 RUN_LENGTH: Final = 512
 """Tokens summed at once when a token is drawn: about the vocabulary's square root."""
+
+_log = structlog.get_logger(__name__)
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -51,11 +54,23 @@ def sample(
     highest, lowest = host[np.arange(len(best)), best], host.min(axis=1)
     finite = np.isfinite(highest) & np.isfinite(lowest)
     return [
-        _sample_row(host[index], row, int(best[index]))
+        _sample_safely(host[index], row, int(best[index]))
         if finite[index]
         else _non_finite(host[index])
         for index, row in enumerate(rows)
     ]
+
+
+def _sample_safely(
+    logits: "NDArray[np.float32]", row: SamplingRow, best: int
+) -> Sampled | EngineError:
+    """Samples one row; whatever goes wrong there must not end its neighbours."""
+    try:
+        with np.errstate(over="ignore"):  # an infinite score is named as an error
+            return _sample_row(logits, row, best)
+    except Exception as error:  # noqa: BLE001 - ends this row's request alone
+        _log.exception("sampling_failed", position=row.num_output)
+        return EngineError(f"the next token could not be drawn: {error!r}")
 
 
 def _non_finite(logits: "NDArray[np.float32]") -> NonFiniteLogits:
@@ -74,16 +89,26 @@ def _sample_row(
         scores = row.scores(logits)
         token_id = int(scores.argmax())
         if not np.isfinite(scores[token_id]):
-            return EngineError(
-                "min_tokens forbids every token here because stop_token_ids names "
-                "the whole vocabulary; name fewer ids or lower min_tokens"
-            )
-        if row.sampling.temperature > 0.0:
+            return _no_best(scores, float(scores[token_id]))
+        if not row.is_greedy:
             number = uniform(row.seed, row.choice, row.num_output)
             token_id = _draw(scores, row.sampling, number)
     if row.sampling.logprobs is None:
         return Sampled(token_id)
     return Sampled(token_id, token_logprob(logits, token_id, row.sampling.logprobs))
+
+
+def _no_best(scores: "NDArray[np.float32]", highest: float) -> EngineError:
+    """Says why no token can be chosen: all are forbidden, or a score overflowed."""
+    if highest == -np.inf and np.isneginf(scores).all():
+        return EngineError(
+            "min_tokens forbids every token here because stop_token_ids names "
+            "the whole vocabulary; name fewer ids or lower min_tokens"
+        )
+    return EngineError(
+        f"the penalties and logit_bias of this request raise a score to {highest}, "
+        "beyond float32; use a repetition_penalty nearer to 1 and smaller biases"
+    )
 
 
 def _draw(scores: "NDArray[np.float32]", sampling: Sampling, number: float) -> int:
@@ -94,7 +119,7 @@ def _draw(scores: "NDArray[np.float32]", sampling: Sampling, number: float) -> i
 
     Args:
         scores: float32 [vocab_size].
-        sampling: Temperature above 0, and filters.
+        sampling: Temperature not below `GREEDY_BELOW`, and filters.
         number: In [0, 1).
     """
     weights = np.exp((scores - scores.max()) / np.float32(sampling.temperature))
@@ -119,7 +144,8 @@ def _pick(weights: "NDArray[np.floating]", number: float) -> int:
         weights, np.arange(0, weights.size, RUN_LENGTH), dtype=np.float64
     )
     upto = np.cumsum(runs)
-    target = number * upto[-1]
+    # The product may round up to the whole, which no running sum exceeds.
+    target = min(number * upto[-1], np.nextafter(upto[-1], 0.0))
     run = int(np.searchsorted(upto, target, side="right"))
     inside = weights[run * RUN_LENGTH : (run + 1) * RUN_LENGTH]
     within = np.cumsum(inside, dtype=np.float64)

@@ -1,7 +1,7 @@
 """What the sampler needs to know of one row of logits."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -10,6 +10,10 @@ from .penalties import TokenHistory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below this are greedy. There the last bit of a logit decides between
+the most likely tokens, and far below, the temperature is 0 in float32."""
 
 
 class SamplingRow:
@@ -73,10 +77,15 @@ class SamplingRow:
         return self.num_output >= self.sampling.min_tokens
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether the highest score is taken and nothing is drawn."""
+        return self.sampling.temperature < GREEDY_BELOW
+
+    @property
     def is_plain_argmax(self) -> bool:
         """Whether the row's next token is the largest of its raw logits."""
         return (
-            self.sampling.temperature == 0.0
+            self.is_greedy
             and self._untouched
             and (self.may_stop or not self._stop_ids.size)
         )

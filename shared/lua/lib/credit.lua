@@ -5,7 +5,7 @@ local function new_credit()
 end
 
 local function give_back(credit, job)
-  credit.credit_running = credit.credit_running + 1
+  credit.credit_running = credit.credit_running + (tonumber(job.cost_running) or 1)
   credit.credit_blocks = credit.credit_blocks + (tonumber(job.cost_blocks) or 0)
   if job.credit_tokens_back ~= '1' then
     credit.credit_tokens = credit.credit_tokens + (tonumber(job.cost_tokens) or 0)
@@ -16,7 +16,7 @@ local function save_credit(group_key, credit)
   if redis.call('EXISTS', group_key) == 1 then
     for field, by in pairs(credit) do
       if by ~= 0 then
-        redis.call('HINCRBY', group_key, field, by)
+        redis.pcall('HINCRBY', group_key, field, by) -- a stranger's key may be any type
       end
     end
   end

@@ -4,17 +4,29 @@
 --   +0 job hash   +1 in string   +2 ids string   +3 out string
 --   +4 tok stream +5 wake channel +6 idem string (the job hash again when it has none)
 local DONE_LENGTH = 10000 -- terminal events kept for the orchestrator
-local DEFAULT_KEEP_MS = 3600000
+local DEFAULT_KEEP_MS, MOST_KEEP_MS = 3600000, 3155760000000
 
 -- Whether KEYS names the job's idempotency key (or rightly none).
 local function knows_idem(at, job)
   return (job.idem ~= '') == (KEYS[at + 6] ~= KEYS[at])
 end
 
+-- The epoch after the record's; one that a stranger made no number begins again.
+local function next_epoch(job)
+  local epoch = tonumber(job.epoch) or 0
+  return (epoch >= 0 and epoch < 1e9 and math.floor(epoch) or 0) + 1
+end
+
+-- How long the job's keys stay, whatever a stranger has written into its record.
+local function keep_of(job)
+  local keep = tonumber(job.keep_ms) or DEFAULT_KEEP_MS
+  return keep >= 1 and keep <= MOST_KEEP_MS and math.floor(keep) or DEFAULT_KEEP_MS
+end
+
 -- Raises the epoch and writes `<epoch>-0` to the log, if there is one: from here on
 -- no entry of an earlier epoch can be added. A log of another type is left alone.
 local function fence(at, job)
-  local epoch = (tonumber(job.epoch) or 0) + 1
+  local epoch = next_epoch(job)
   redis.call('HSET', KEYS[at], 'epoch', epoch)
   redis.pcall('XADD', KEYS[at + 4], 'NOMKSTREAM', epoch .. '-0', 'f', '1')
   return epoch
@@ -22,10 +34,10 @@ end
 
 -- Makes the job terminal: result, end marker, expiry of all its keys, event, wake.
 -- `owner` stays in the record only when the owner itself finished, so that its
--- repeated call is recognised. `log_id` is the owner's id for the end marker.
+-- repeated call is recognised; the event names it likewise, or `told_by`: who is
+-- named there logs the job's end; where nobody is, the active scheduler does. `log_id` is the owner's id for the end marker.
 local function conclude(at, id, job, now, ending)
-  local keep = math.max(math.floor(tonumber(job.keep_ms) or DEFAULT_KEEP_MS), 1)
-  local epoch = (tonumber(job.epoch) or 0) + 1
+  local keep, epoch = keep_of(job), next_epoch(job)
   local log_id, marked = ending.log_id, nil
   if log_id then
     marked = redis.pcall('XADD', KEYS[at + 4], 'NOMKSTREAM', log_id, 'd', ending.finale)
@@ -53,9 +65,10 @@ local function conclude(at, id, job, now, ending)
   if job.idem ~= '' then
     redis.call('PEXPIRE', KEYS[at + 6], keep)
   end
-  redis.call(
+  redis.pcall(
     'XADD', ending.done_key, 'MAXLEN', '~', DONE_LENGTH, '*',
-    'id', id, 'state', ending.state, 'class', job.class, 'tenant', job.tenant
+    'id', id, 'state', ending.state, 'class', job.class, 'tenant', job.tenant,
+    'owner', ending.owner or ending.told_by or ''
   )
   redis.call('PUBLISH', KEYS[at + 5], ending.finale)
 end

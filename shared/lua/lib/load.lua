@@ -8,9 +8,16 @@ local function bump(field, by)
   load_change[field] = (load_change[field] or 0) + by
 end
 
+-- Tokens as a record names them; what cannot be a size, as a stranger may have written,
+-- counts nothing rather than ending the call half-way.
+local function size_of(tokens)
+  local size = tonumber(tokens) or 0
+  return size >= 0 and size <= 1e9 and math.floor(size) or 0
+end
+
 -- One job starts (sign 1) or stops (sign -1) waiting.
 local function count_waiting(class, tenant, tokens, sign)
-  tokens = sign * math.floor(tonumber(tokens) or 0)
+  tokens = sign * size_of(tokens)
   bump('jobs', sign)
   bump('tokens', tokens)
   bump('class:' .. class .. ':jobs', sign)
@@ -22,7 +29,7 @@ end
 local function count_drained(class, tenant, tokens)
   count_waiting(class, tenant, tokens, -1)
   drained_jobs = drained_jobs + 1
-  drained_tokens = drained_tokens + (tonumber(tokens) or 0)
+  drained_tokens = drained_tokens + size_of(tokens)
 end
 
 local function decay(value, since, now)
@@ -32,8 +39,9 @@ end
 
 local function save_load(key, now)
   for field, by in pairs(load_change) do
-    if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then
-      redis.call('HDEL', key, field)
+    local left = by ~= 0 and redis.pcall('HINCRBY', key, field, by)
+    if left and (type(left) == 'table' or left <= 0) then
+      redis.call('HDEL', key, field) -- nothing waits, or a stranger wrote no number
     end
   end
   if drained_jobs > 0 then

@@ -2,8 +2,8 @@
 local REQUEUE_FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'class', 'tenant', 'tokens', 'max_tokens',
   'priority', 'deadline', 'bytes', 'bucket', 'keep_ms', 'idem', 'entry', 'entry_key',
-  'cost_blocks', 'cost_tokens', 'credit_tokens_back', 'lease_losses', 'attempts',
-  'lane',
+  'cost_blocks', 'cost_running', 'cost_tokens', 'credit_tokens_back', 'lease_losses',
+  'attempts', 'lane', 'start_losses',
 }
 
 local function requeue(at, id, job, resume_key, kind)

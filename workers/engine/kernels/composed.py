@@ -65,7 +65,7 @@ class Primitives(Protocol):
         *,
         scale: float,
         window: int | None,
-        alibi_slopes: torch.Tensor | None,
+        alibi: torch.Tensor | None,
         softcap: float | None,
     ) -> torch.Tensor:
         """See `reference.paged_attention`."""
@@ -139,7 +139,7 @@ class Composed:
             layout,
             scale=w.scale,
             window=w.window,
-            alibi_slopes=None,
+            alibi=None,
             softcap=None,
         )
         x += self.linear(mixed.view(len(x), -1), w.output, w.output_bias)

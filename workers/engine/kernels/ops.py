@@ -109,7 +109,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    alibi: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention over the paged store (see `reference.paged_attention`).
@@ -120,7 +120,8 @@ def paged_attention(
         layout: The step's sequences.
         scale: Factor on the dot products.
         window: Keys that a query sees, itself included; None is all.
-        alibi_slopes: float32 [heads]; adds slope * (key - query position).
+        alibi: float32 [heads, positions]; adds what stands at the key less what
+            stands at the query.
         softcap: Scores become softcap * tanh(score / softcap).
 
     Returns:
@@ -137,15 +138,27 @@ def paged_attention(
             f"q is {list(q.shape)}; "
             f"expected [{tokens}, a multiple of {kv_heads}, {dim}]"
         )
+    if alibi is not None:
+        _check_alibi(alibi, heads, int(layout.context_length.max()))
     return backend().paged_attention(
         _rows(q),
         store_layer,
         layout,
         scale=scale,
         window=window,
-        alibi_slopes=alibi_slopes,
+        alibi=alibi,
         softcap=softcap,
     )
+
+
+def _check_alibi(alibi: torch.Tensor, heads: int, positions: int) -> None:
+    shape = list(alibi.shape)
+    enough = len(shape) == 2 and shape[0] == heads and shape[1] >= positions
+    if not enough or alibi.dtype != torch.float32 or not alibi.is_contiguous():
+        raise EngineError(
+            f"alibi is {alibi.dtype} {shape}; expected contiguous float32 "
+            f"[{heads}, at least {positions}]"
+        )
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

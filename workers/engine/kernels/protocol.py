@@ -70,7 +70,7 @@ class OpsProtocol(Protocol):
         *,
         scale: float,
         window: int | None = None,
-        alibi_slopes: torch.Tensor | None = None,
+        alibi: torch.Tensor | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
         """Causal attention of packed queries over the paged store.
@@ -81,7 +81,8 @@ class OpsProtocol(Protocol):
             layout: The step's sequences.
             scale: Factor on the dot products.
             window: Keys a query sees at most, its own included; None is all.
-            alibi_slopes: float32 [heads]; adds slope * (key - query position).
+            alibi: float32 [heads, positions]; adds what stands at the key less what
+                stands at the query.
             softcap: Scores become softcap * tanh(score / softcap).
 
         Returns:

@@ -3,8 +3,8 @@
 Linear: weights are symmetric INT8 per output channel, activations symmetric INT16 (or
 INT8) per row. Products are summed exactly in integers over blocks of `K_BLOCK` inputs;
 each block's sum is rounded to float32 once and the blocks are added in rising order.
-So the result of a row depends on nothing but that row, and every backend can give the
-same bits.
+So the result of a row depends on nothing but that row, and every backend gives the
+same bits. Attention agrees to 1e-5: backends sum it in their own order.
 
 A row with NaN or infinity gives NaN in all of its outputs and touches no other row.
 """
@@ -169,12 +169,12 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    alibi: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of packed queries over the paged store.
 
-    score(i, j) = cap(scale * q_i . k_j) + slope * (j - i), with
+    score(i, j) = cap(scale * q_i . k_j) + alibi_j - alibi_i, with
     cap(s) = softcap * tanh(s / softcap), over max(0, i - window + 1) <= j <= i.
 
     Args:
@@ -183,7 +183,8 @@ def paged_attention(
         layout: Sequences of the step.
         scale: Factor on the dot products.
         window: Keys that a query sees, itself included; None is all.
-        alibi_slopes: float32 [heads] or None.
+        alibi: float32 [heads, positions], at least the longest context, or None. A
+            table and not slopes: models differ in how they round the bias.
         softcap: Bound of the scores or None.
 
     Returns:
@@ -204,8 +205,9 @@ def paged_attention(
         scores = scale * torch.einsum("thd,hkd->htk", q[start:end].double(), keys)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        if alibi_slopes is not None:
-            scores = scores + alibi_slopes.double()[:, None, None] * (there - here)
+        if alibi is not None:
+            bias = alibi.double()
+            scores = scores + (bias[:, there] - bias[:, here])
         hidden = there > here
         if window is not None:
             hidden = hidden | (there <= here - window)

@@ -69,7 +69,7 @@ class StepState:
         *,
         scale: float,
         window: int | None = None,
-        alibi_slopes: torch.Tensor | None = None,
+        alibi: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Stores k and v, then attends over the store.
 
@@ -80,7 +80,7 @@ class StepState:
             v: As `k`.
             scale: Factor on the dot products.
             window: Keys that a query sees at most, its own included.
-            alibi_slopes: float32 [heads] or None.
+            alibi: float32 [heads, positions], each position's bias, or None.
 
         Returns:
             float32 [tokens, heads, head_dim].
@@ -88,7 +88,7 @@ class StepState:
         store, layout = self.layers[layer], self.layout
         ops.kv_write(k, v, store, layout)
         return ops.paged_attention(
-            q, store, layout, scale=scale, window=window, alibi_slopes=alibi_slopes
+            q, store, layout, scale=scale, window=window, alibi=alibi
         )
 
 

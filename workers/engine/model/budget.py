@@ -112,6 +112,7 @@ def describe(
     return {
         "path": str(path),
         "family": family.model_type,
+        "missing_files": missing_files(path),
         "parameters": counts.total,
         "layers": shape.num_layers,
         "kv_heads": shape.num_kv_heads,
@@ -199,17 +200,39 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Reads names and shapes from the headers of a checkpoint's shards."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in shard_files(path):
-        for name, entry in _header(file).items():
-            if name != "__metadata__":
-                shapes[name] = tuple(entry["shape"])
+        try:
+            shapes |= _shapes_of(file)
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            struct.error,
+        ) as error:
+            raise ModelLoadError(
+                f"{file} is not a whole safetensors file ({error}); fetch the "
+                "checkpoint again"
+            ) from error
     return shapes
 
 
-def _header(file: Path) -> dict[str, dict[str, list[int]]]:
-    try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
-    except (OSError, ValueError, struct.error) as error:
-        raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
-    return header
+def _shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
+    """Reads one shard's header; raises whatever is wrong with it."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > size - 8:
+            raise ValueError(f"its header is {length} bytes long, the file {size}")
+        header = json.loads(stream.read(length))
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    if 8 + length + end > size:
+        raise ValueError(f"it is cut short: {size} of {8 + length + end} bytes")
+    return {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
+
+
+def missing_files(path: Path) -> list[str]:
+    """Names what a worker needs besides config and weights and does not find."""
+    return [name for name in ("tokenizer.json",) if not (path / name).is_file()]

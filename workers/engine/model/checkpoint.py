@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ log = structlog.get_logger("tokenmill.model")
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Tensors of old checkpoints that the code computes by itself."""
 _NAMED_IN_MESSAGE = 5
+_NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 
 def shard_files(directory: Path) -> list[Path]:
@@ -48,7 +50,22 @@ def shard_files(directory: Path) -> list[Path]:
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not files:
         raise ModelLoadError(f"{directory} has no *.safetensors files")
+    _check_numbers(directory, files)
     return files
+
+
+def _check_numbers(directory: Path, files: list[Path]) -> None:
+    """Refuses part of a checkpoint whose files are numbered but have no index."""
+    found = [match for file in files if (match := _NUMBERED.search(file.name))]
+    numbers = {int(match[1]) for match in found}
+    expected = max((int(match[2]) for match in found), default=0)
+    missing = sorted(set(range(1, expected + 1)) - numbers)
+    if missing:
+        shown = ", ".join(map(str, missing[:_NAMED_IN_MESSAGE]))
+        raise ModelLoadError(
+            f"{directory} lacks file {shown} of the {expected} that hold its weights; "
+            "fetch the checkpoint again"
+        )
 
 
 def iterate(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
 from .attention import StepState
+from .rope import context_limit
 
-
-class _FalconConfig(Protocol):
-    alibi: bool
+if TYPE_CHECKING:
+    from transformers import FalconConfig
 
 
 class FalconAttention(Protocol):
     """What is read of transformers' module."""
 
-    config: _FalconConfig
+    config: FalconConfig
     query_key_value: nn.Module
     dense: nn.Module
     layer_idx: int
@@ -52,9 +53,10 @@ class PagedFalconAttention(nn.Module):
         self._kv_heads = int(original.num_kv_heads)
         self._grouped = bool(original.new_decoder_architecture or original.multi_query)
         self._scale = float(original.inv_norm_factor)
-        # The bias joins the scores before they are scaled, so the slopes are, too.
-        self._slopes = (
-            alibi_slopes(self._heads) * self._scale if original.config.alibi else None
+        self._alibi = (
+            alibi_bias(self._heads, context_limit(original.config), self._head_dim)
+            if original.config.alibi
+            else None
         )
 
     def forward(
@@ -72,7 +74,7 @@ class PagedFalconAttention(nn.Module):
         from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
         q, k, v = self._split(self.query_key_value(hidden_states)[0])
-        if self._slopes is None and position_embeddings is not None:
+        if self._alibi is None and position_embeddings is not None:
             cos, sin = (part[0] for part in position_embeddings)
             q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)
         out = self._state.attend(
@@ -81,7 +83,7 @@ class PagedFalconAttention(nn.Module):
             k.float(),
             v.float(),
             scale=self._scale,
-            alibi_slopes=self._slopes,
+            alibi=self._alibi,
         )
         merged = out.reshape(1, out.shape[0], -1).to(hidden_states.dtype)
         return self.dense(merged), None
@@ -99,15 +101,21 @@ class PagedFalconAttention(nn.Module):
         return parts[:, :, 0], parts[:, :, 1], parts[:, :, 2]
 
 
-def alibi_slopes(num_heads: int) -> torch.Tensor:
-    """Returns ALiBi's slope for each head, float32 [num_heads].
+@functools.lru_cache(maxsize=1)
+def alibi_bias(heads: int, positions: int, head_dim: int) -> torch.Tensor:
+    """Returns ALiBi's bias of each key, float32 [heads, positions].
 
-    They fall geometrically; when the number of heads is no power of two, the remaining
-    heads take every second slope of twice as many. transformers rounds them to
-    bfloat16, and so do we.
+    transformers multiplies slope and position in bfloat16, which moves a far key's
+    bias by more than 0.1; its own function gives the same numbers. One table serves
+    all layers.
+
+    Args:
+        heads: Query heads.
+        positions: The longest context.
+        head_dim: Its root divides the scores, and the biases with them.
     """
-    whole = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * (head + 1) / whole) for head in range(whole)]
-    between = [2.0 ** (-4.0 * (2 * head + 1) / whole) for head in range(whole)]
-    slopes += between[: num_heads - whole]
-    return torch.tensor(slopes, dtype=torch.float32).bfloat16().float()
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    mask = torch.ones((1, positions), dtype=torch.int64)
+    bias: torch.Tensor = build_alibi_tensor(mask, heads, torch.float32)
+    return bias.view(heads, positions) / math.sqrt(head_dim)

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+_SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+_HEADS_FILL_HIDDEN: Final = ("gpt2", "falcon")
+"""Families whose head size is hidden_size / heads; others may name another."""
+
+
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """One architecture of transformers."""
 
@@ -43,11 +54,10 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         config_class: type[PreTrainedConfig] = getattr(module, self.config_class)
         try:
             config: PreTrainedConfig = config_class.from_pretrained(directory)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ModelLoadError(
-                f"{directory}/config.json is not a valid {self.model_type} "
-                f"configuration: {error}"
-            ) from error
+        # transformers' validators raise classes of their own, under no common name.
+        except Exception as error:
+            raise _invalid(directory, self.model_type, str(error)) from error
+        _check_sizes(directory, config)
         return config
 
     def load_class(self) -> type[PreTrainedModel]:
@@ -55,6 +65,31 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         module = importlib.import_module(f"{self.package}.modeling_{self.model_type}")
         model_class: type[PreTrainedModel] = getattr(module, self.model_class)
         return model_class
+
+
+def _invalid(directory: Path, model_type: str, reason: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{directory}/config.json is not a valid {model_type} configuration: {reason}"
+    )
+
+
+def _check_sizes(directory: Path, config: PreTrainedConfig) -> None:
+    """Refuses sizes that no model has, before anything is computed with them."""
+    for name in _SIZES:
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            reason = f"{name} is {value!r}; expected a whole number from 1"
+            raise _invalid(directory, config.model_type, reason)
+    shape, heads = kv_shape(config), config.num_attention_heads
+    if shape.head_dim < 1 or shape.num_kv_heads < 1 or heads % shape.num_kv_heads:
+        reason = (
+            f"{heads} heads share {shape.num_kv_heads} KV heads of "
+            f"{shape.head_dim} numbers; expected whole groups and at least 1"
+        )
+        raise _invalid(directory, config.model_type, reason)
+    if config.hidden_size % heads and config.model_type in _HEADS_FILL_HIDDEN:
+        reason = f"hidden_size {config.hidden_size} is no multiple of {heads} heads"
+        raise _invalid(directory, config.model_type, reason)
 
 
 def _llama_like(model_type: str, stem: str, *, fused: bool = True) -> Family:

@@ -8,7 +8,7 @@ modules and against `generate`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import nn
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     from .attention import StepState
     from .placing import Groups
+
+
+VECTOR: Final = 64
+"""Floats: a multiple of all that torch's loops take at once on any CPU."""
 
 
 def merged_layers(num_layers: int) -> Groups:
@@ -79,7 +83,7 @@ class _Module(Protocol):
 
 
 class _TorchLayer:
-    """One decoder layer on float weights, in torch: the exact mode."""
+    """One decoder layer in torch: the exact mode, and INT8 with another activation."""
 
     def __init__(self, module: _Module, index: int, state: StepState) -> None:
         attention, mlp = module.self_attn, module.mlp
@@ -107,8 +111,18 @@ class _TorchLayer:
         """Runs the layer on float32 [tokens, hidden]; returns the same shape."""
         x = x + self.output(self._attend(self._norm(x, self.attention_norm), cos, sin))
         gate, up = self.gate_up(self._norm(x, self.mlp_norm)).chunk(2, dim=-1)
-        down: torch.Tensor = self.down(self.activation(gate) * up)
+        down: torch.Tensor = self.down(self._activated(gate) * up)
         return x + down
+
+    def _activated(self, gate: torch.Tensor) -> torch.Tensor:
+        """Applies the activation so that a row's place changes none of its bits.
+
+        torch computes a tensor's last elements, and strided ones, by other code than
+        those that fill vector registers. Padded to whole registers, no row has any.
+        """
+        width = gate.shape[-1]
+        padded = nn.functional.pad(gate, (0, -width % VECTOR))
+        return self.activation(padded.contiguous())[..., :width]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return nn.functional.rms_norm(x, weight.shape, weight, self.epsilon)

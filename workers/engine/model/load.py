@@ -23,6 +23,7 @@ from .budget import pool_blocks
 from .checkpoint import CheckpointReader
 from .families import Family, family_of, kv_shape
 from .identity import eos_token_ids, weights_version
+from .lean_import import import_transformers
 from .llama_fused import FusedLlamaDecoder, merged_layers
 from .placing import Groups, is_linear, place_linears
 from .quantize import FloatLinear, Int8Linear, Nf4Linear, Weights
@@ -123,6 +124,7 @@ def _read(
     path: Path, weights: Weights, *, fused: bool, progress: Progress | None
 ) -> _Checkpoint:
     family = family_of(path)
+    import_transformers()
     config = family.load_config(path)
     fuse = fused and family.llama_pattern and weights in ("int8", "float32")
     groups = merged_layers(config.num_hidden_layers) if fuse else {}
@@ -198,6 +200,7 @@ def _read_model(
 ) -> PreTrainedModel:
     """Returns the model with its weights, attention still its own."""
     from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
     from transformers.utils import logging as transformers_logging
 
     dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
@@ -208,8 +211,15 @@ def _read_model(
     model_class = family.load_class()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about training, which does not happen here
-        with init_empty_weights(include_buffers=False):
-            model = model_class(config)
+        # Drawing weights on the meta device would import torch's compiler.
+        with init_empty_weights(include_buffers=False), no_init_weights():
+            try:
+                model = model_class(config)
+            except Exception as error:  # of any kind: the values are from a file
+                raise ModelLoadError(
+                    f"{path}/config.json describes no {family.model_type} model: "
+                    f"{error}"
+                ) from error
     model.eval()
     model.requires_grad_(requires_grad=False)
     placed = place_linears(model, weights, groups)

@@ -136,6 +136,9 @@ class PackedRotary(nn.Module):
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         compute = ROPE_INIT_FUNCTIONS[self._kind]
-        frequencies, _ = compute(self._config, torch.device("cpu"), seq_len=length)
+        # A tensor, as transformers passes it: a number would be computed in float64.
+        frequencies, _ = compute(
+            self._config, torch.device("cpu"), seq_len=torch.tensor(length)
+        )
         result: torch.Tensor = frequencies.float()
         return result

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Final
 
 POINTER = ctypes.c_void_p
 LONG = ctypes.c_int64
@@ -34,6 +35,7 @@ class AttentionTask(ctypes.Structure):
         ("window", LONG),
         ("scale", FLOAT),
         ("softcap", FLOAT),
+        ("alibi_stride", LONG),
     )
 
 
@@ -68,7 +70,10 @@ class LlamaLayer(ctypes.Structure):
     )
 
 
+INTERFACE: Final = 2
+"""What `tm_interface` must answer: an older build would misread our structs."""
 SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
+    "tm_interface": (INT, []),
     "tm_isa": (ctypes.c_char_p, []),
     "tm_use": (INT, [ctypes.c_char_p]),
     "tm_set_threads": (None, [INT]),
@@ -112,4 +117,9 @@ def load() -> ctypes.CDLL:
             ) from error
         function.restype = result
         function.argtypes = list(arguments)
+    if library.tm_interface() != INTERFACE:
+        raise ImportError(
+            f"{found[0].name} has interface {library.tm_interface()} and "
+            f"{INTERFACE} is expected; reinstall to build it again"
+        )
     return library

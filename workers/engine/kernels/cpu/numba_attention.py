@@ -65,8 +65,9 @@ def score_row(
     k_scale: np.ndarray,
     lo: int,
     hi: int,
-    distance: int,
-    slope: np.float32,
+    tile: int,
+    own: int,
+    bias: np.ndarray,
     softcap: np.float32,
     scores: np.ndarray,
 ) -> None:
@@ -78,8 +79,9 @@ def score_row(
         k_scale: float32 [32], score factor included.
         lo: First visible key of the tile.
         hi: One past the last visible key.
-        distance: Query position minus the tile's first key.
-        slope: ALiBi slope or 0.
+        tile: Position of the tile's first key.
+        own: The query's position.
+        bias: float32 by position, or an empty array.
         softcap: Bound of the scores or 0.
         scores: float32 [32], overwritten; only lo..hi are scores.
     """
@@ -93,7 +95,9 @@ def score_row(
         score = FLOAT(scores[i] * k_scale[i])
         if softcap > FLOAT(0.0):
             score = FLOAT(softcap * FLOAT(math.tanh(FLOAT(score / softcap))))
-        scores[i] = FLOAT(score + slope * FLOAT(i - distance))
+        if bias.shape[0] > 0:
+            score = FLOAT(score + FLOAT(bias[tile + i] - bias[own]))
+        scores[i] = score
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
@@ -147,7 +151,7 @@ def attend_item(
     table: np.ndarray,
     scale: np.float32,
     window: int,
-    slopes: np.ndarray,
+    alibi: np.ndarray,
     softcap: np.float32,
     out: np.ndarray,
 ) -> None:
@@ -175,8 +179,19 @@ def attend_item(
             hi = min(TILE, at + 1)
             if lo < hi:
                 own = head * group + row % group
-                query, slope = q[token + row // group, own], slopes[own]
-                score_row(query, keys, k_scale, lo, hi, at, slope, softcap, scores)
+                query, bias = q[token + row // group, own], alibi[own]
+                score_row(
+                    query,
+                    keys,
+                    k_scale,
+                    lo,
+                    hi,
+                    tile,
+                    tile + at,
+                    bias,
+                    softcap,
+                    scores,
+                )
                 add_row(scores, values, v_scale, lo, hi, sums[row], state[row])
     for row in range(count * group):
         mixed = out[token + row // group, head * group + row % group]
@@ -195,7 +210,7 @@ def attend(
     table: np.ndarray,
     scale: np.float32,
     window: int,
-    slopes: np.ndarray,
+    alibi: np.ndarray,
     softcap: np.float32,
     out: np.ndarray,
 ) -> None:
@@ -212,7 +227,7 @@ def attend(
         table: int32 block table.
         scale: Factor on the dot products.
         window: 0 is none.
-        slopes: float32 [heads], zeros for none.
+        alibi: float32 [heads, positions]; no positions for none.
         softcap: 0 is none.
         out: float32 [T, heads, D], overwritten.
     """
@@ -227,7 +242,7 @@ def attend(
             table,
             scale,
             window,
-            slopes,
+            alibi,
             softcap,
             out,
         )

@@ -57,7 +57,7 @@ class NumbaBackend(Composed):
             layout,
             scale=1.0,
             window=None,
-            alibi_slopes=None,
+            alibi=None,
             softcap=None,
         )
 
@@ -115,15 +115,15 @@ class NumbaBackend(Composed):
         *,
         scale: float,
         window: int | None,
-        alibi_slopes: torch.Tensor | None,
+        alibi: torch.Tensor | None,
         softcap: float | None,
     ) -> torch.Tensor:
         """See `reference.paged_attention`."""
         out = np.empty(tuple(q.shape), dtype=np.float32)
-        slopes = (
-            np.zeros(q.shape[1], dtype=np.float32)
-            if alibi_slopes is None
-            else alibi_slopes.numpy()
+        biases = (
+            np.empty((q.shape[1], 0), dtype=np.float32)
+            if alibi is None
+            else alibi.numpy()
         )
         with self._turn:
             numba_attention.attend(
@@ -136,7 +136,7 @@ class NumbaBackend(Composed):
                 layout.block_table.numpy(),
                 np.float32(scale),
                 window or 0,
-                slopes,
+                biases,
                 np.float32(softcap or 0.0),
                 out,
             )

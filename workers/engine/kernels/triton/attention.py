@@ -38,7 +38,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    alibi: torch.Tensor | None = None,
     softcap: float | None = None,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
@@ -50,7 +50,7 @@ def paged_attention(
         layout: Gives each query its sequence, position and blocks.
         scale: Factor on the dot products.
         window: Keys a query sees at most, its own included; None for all.
-        alibi_slopes: float32 [num_heads], or None.
+        alibi: float32 [num_heads, positions], or None.
         softcap: Bound of the scores through tanh, or None.
         tiling: Tile sizes; the default suits every model.
 
@@ -66,9 +66,10 @@ def paged_attention(
         "scale": scale,
         "window": 0 if window is None else window,
         "softcap": 1.0 if softcap is None else softcap,
-        "slope_ptr": q if alibi_slopes is None else alibi_slopes,
+        "alibi_ptr": q if alibi is None else alibi,
+        "alibi_stride": 0 if alibi is None else alibi.stride(0),
         "WINDOW": window is not None,
-        "ALIBI": alibi_slopes is not None,
+        "ALIBI": alibi is not None,
         "SOFTCAP": softcap is not None,
     }
     launch.decode(options)

@@ -12,9 +12,9 @@ from .softmax import attend_split, load_queries, merge
 # fmt: off
 @triton.jit
 def decode_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slope_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, alibi_ptr,
     query_start_ptr, context_ptr, table_ptr, acc_ptr, total_ptr, peak_ptr,
-    q_stride, table_stride, scale, window, softcap, num_splits,
+    q_stride, alibi_stride, table_stride, scale, window, softcap, num_splits,
     GROUP: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUANTIZED: tl.constexpr,
@@ -37,11 +37,13 @@ def decode_kernel(
         real = rows < GROUP
         inside = real[:, None] & (dims[None, :] < D)
         tokens = tl.zeros([ROWS], tl.int64) + token
-        q, slopes = load_queries(
-            q_ptr, slope_ptr, tokens, heads, real, q_stride, ROWS, D, D_PADDED, ALIBI
+        positions = tl.zeros([ROWS], tl.int32) + context - 1
+        q, bias_rows, own_bias = load_queries(
+            q_ptr, alibi_ptr, tokens, positions, heads, real, q_stride, alibi_stride,
+            ROWS, D, D_PADDED, ALIBI
         )
         acc, total, peak = attend_split(
-            q, tl.zeros([ROWS], tl.int32) + context - 1, slopes,
+            q, positions, bias_rows, own_bias,
             begin, tl.minimum(begin + SPLIT, context), kv_head,
             table_ptr + sequence.to(tl.int64) * table_stride,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale, window, softcap,

@@ -134,7 +134,7 @@ class TritonOps:
         *,
         scale: float,
         window: int | None = None,
-        alibi_slopes: torch.Tensor | None = None,
+        alibi: torch.Tensor | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
         """Causal attention over the paged store (see `reference.paged_attention`).
@@ -145,7 +145,8 @@ class TritonOps:
             layout: The step's sequences; a `DeviceLayout` avoids a copy a call.
             scale: Factor on the dot products.
             window: Keys a query sees at most, its own included; None is all.
-            alibi_slopes: float32 [heads]; adds slope * (key - query position).
+            alibi: float32 [heads, positions]; adds what stands at the key less what
+                stands at the query.
             softcap: Scores become softcap * tanh(score / softcap).
 
         Returns:
@@ -168,7 +169,7 @@ class TritonOps:
             layout,
             scale=scale,
             window=window,
-            alibi_slopes=alibi_slopes,
+            alibi=alibi,
             softcap=softcap,
             tiling=self._tiling,
         )

@@ -29,9 +29,10 @@ def _find_tile(query_start_ptr, num_sequences, tile, QUERIES: tl.constexpr,
 
 @triton.jit
 def prefill_kernel(
-    q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slope_ptr,
+    q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, alibi_ptr,
     query_start_ptr, context_ptr, table_ptr,
-    q_stride, out_stride, table_stride, scale, window, softcap, num_sequences,
+    q_stride, alibi_stride, out_stride, table_stride, scale, window, softcap,
+    num_sequences,
     GROUP: tl.constexpr, SPLIT: tl.constexpr, QUERIES: tl.constexpr,
     SEQUENCES_PADDED: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
@@ -55,8 +56,10 @@ def prefill_kernel(
         real = (rows < QUERIES * GROUP) & (queries < length)
         inside = real[:, None] & (dims[None, :] < D)
         tokens = (start + queries).to(tl.int64)
-        q, slopes = load_queries(
-            q_ptr, slope_ptr, tokens, heads, real, q_stride, ROWS, D, D_PADDED, ALIBI
+        positions = before + queries
+        q, bias_rows, own_bias = load_queries(
+            q_ptr, alibi_ptr, tokens, positions, heads, real, q_stride, alibi_stride,
+            ROWS, D, D_PADDED, ALIBI
         )
         end = before + tl.minimum(first_query + QUERIES, length)
         first_split = 0
@@ -67,7 +70,7 @@ def prefill_kernel(
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         for split in range(first_split, tl.cdiv(end, SPLIT)):
             acc_next, total_next, peak_next = attend_split(
-                q, before + queries, slopes,
+                q, positions, bias_rows, own_bias,
                 split * SPLIT, tl.minimum((split + 1) * SPLIT, end), kv_head,
                 table_ptr + sequence.to(tl.int64) * table_stride,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale, window, softcap,

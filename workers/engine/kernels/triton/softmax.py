@@ -57,22 +57,25 @@ def _round_to_tf32(x):
 # fmt: off
 @triton.jit
 def load_queries(
-    q_ptr, slope_ptr, tokens, heads, real, q_stride,
+    q_ptr, alibi_ptr, tokens, positions, heads, real, q_stride, alibi_stride,
     ROWS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, ALIBI: tl.constexpr,
 ):
-    """Rows of queries as float32 and their alibi slopes; zero where not `real`."""
+    """Rows of queries as float32, zero where not `real`; where each row's biases by
+    position begin, and the one at its own position.
+    """
     dims = tl.arange(0, D_PADDED)[None, :]
     source = tokens[:, None] * q_stride + heads[:, None] * D + dims
     q = tl.load(q_ptr + source, mask=real[:, None] & (dims < D), other=0.0)
-    slopes = tl.zeros([ROWS], tl.float32)
+    bias_rows = alibi_ptr + tl.where(real, heads, 0).to(tl.int64) * alibi_stride
+    own_bias = tl.zeros([ROWS], tl.float32)
     if ALIBI:
-        slopes = tl.load(slope_ptr + heads, mask=real, other=0.0)
-    return q.to(tl.float32), slopes
+        own_bias = tl.load(bias_rows + positions, mask=real, other=0.0)
+    return q.to(tl.float32), bias_rows, own_bias
 
 
 @triton.jit
 def _scores(
-    q, k, k_scale, keys, end, positions, slopes, scale, window, softcap,
+    q, k, k_scale, keys, end, positions, bias_rows, own_bias, scale, window, softcap,
     WINDOW: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -82,9 +85,10 @@ def _scores(
     if SOFTCAP:
         scores = softcap * _tanh(scores / softcap)
     distance = keys[None, :] - positions[:, None]
-    if ALIBI:
-        scores += slopes[:, None] * distance.to(tl.float32)
     seen = (distance <= 0) & (keys[None, :] < end)
+    if ALIBI:
+        bias = tl.load(bias_rows[:, None] + keys[None, :], mask=seen, other=0.0)
+        scores += bias - own_bias[:, None]
     if WINDOW:
         seen = seen & (distance > -window)
     return tl.where(seen, scores, float("-inf"))
@@ -92,7 +96,7 @@ def _scores(
 
 @triton.jit
 def attend_split(
-    q, positions, slopes, begin, end, kv_head, table_ptr,
+    q, positions, bias_rows, own_bias, begin, end, kv_head, table_ptr,
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale, window, softcap,
     ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUANTIZED: tl.constexpr,
@@ -122,7 +126,8 @@ def attend_split(
         if QUANTIZED:
             k_scale = tl.load(k_scale_ptr + slots, mask=stored, other=0.0)
         scores = _scores(
-            q, k, k_scale, keys, end, positions, slopes, scale, window, softcap,
+            q, k, k_scale, keys, end, positions, bias_rows, own_bias,
+            scale, window, softcap,
             WINDOW, ALIBI, SOFTCAP, PRECISION,
         )
         peak_next = tl.maximum(peak, tl.max(scores, axis=1))

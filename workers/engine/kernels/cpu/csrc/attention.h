@@ -117,7 +117,7 @@ inline void score_rows(const float* q, int64_t d, const float* keys, float* scor
 
 struct RowView {
   int64_t first_key, position;  // keys that the row sees, both ends included
-  float slope;
+  const float* bias;            // by position, or null
   float* scores;
 };
 
@@ -129,6 +129,14 @@ inline f8 outside(f8 value, f8 key, const RowView& row, int64_t tile, float fill
   return (key <= high) ? value : all8(filler);
 }
 
+// Adds a tile's biases, each less the query's own.
+inline void add_bias(const RowView& row, int64_t tile) {
+  const float own = row.bias[row.position];
+  const int64_t left = row.position - tile + 1;
+  const int count = left < kKeyTile ? (int)left : kKeyTile;
+  for (int i = 0; i < count; ++i) row.scores[i] += row.bias[tile + i] - own;
+}
+
 // Scales, caps, biases and hides a row's raw products; returns their maximum.
 inline float prepare_scores(const AttentionTask& t, const RowView& row, int64_t tile,
                             bool whole, const float* k_scale) {
@@ -137,13 +145,12 @@ inline float prepare_scores(const AttentionTask& t, const RowView& row, int64_t 
   if (t.softcap > 0.0f)
     for (int i = 0; i < kKeyTile; ++i)
       row.scores[i] = t.softcap * std::tanh(row.scores[i] / t.softcap);
+  if (row.bias) add_bias(row, tile);
   const f8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-  const f8 high = all8((float)(row.position - tile));
   f8 top = all8(-INFINITY);
   for (int v = 0; v < kVectors; ++v) {
     const f8 key = lanes + all8(8.0f * v);
     f8 s = load8(row.scores + 8 * v);
-    if (row.slope != 0.0f) s = fma8(all8(row.slope), key - high, s);
     if (!whole) s = outside(s, key, row, tile, -INFINITY);
     top = max8(s, top);
     store8(row.scores + 8 * v, s);
@@ -255,8 +262,9 @@ void attend_store(const AttentionTask& t, const AttentionItem& item, float* memo
       score_rows<1>(s.queries + r * d, d, s.keys, s.scores + r * kKeyTile);
     for (r = from; r < end; ++r) {
       const int64_t position = base + r / group;
-      const float slope = t.alibi ? t.alibi[item.kv_head * group + r % group] : 0.0f;
-      const RowView row = {first_visible(t, position), position, slope,
+      const int64_t head = item.kv_head * group + r % group;
+      const float* bias = t.alibi ? t.alibi + head * t.alibi_stride : nullptr;
+      const RowView row = {first_visible(t, position), position, bias,
                            s.scores + r * kKeyTile};
       const int lo = row.first_key > tile ? (int)(row.first_key - tile) : 0;
       const int hi =

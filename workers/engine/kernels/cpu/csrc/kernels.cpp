@@ -5,6 +5,10 @@
 
 using namespace mill;
 
+// Raised with every change of a function's arguments or of a struct that Python fills
+// in; cpp_library.py holds the same number and refuses a library of another one.
+TM_EXPORT int tm_interface() { return 2; }
+
 TM_EXPORT const char* tm_isa() { return active->name; }
 
 // Forces an instruction set that this build and this CPU have; 0 if it is not there.

@@ -35,11 +35,12 @@ struct AttentionTask {
   const int32_t* context_length;
   const int32_t* block_table;
   int64_t table_stride;
-  const float* alibi;    // [heads] or null
+  const float* alibi;    // [heads, alibi_stride]: bias by position, or null
   float* out;            // [tokens, heads, dim]
   int64_t heads, kv_heads, dim, block_size;
   int64_t window;        // 0 is none
   float scale, softcap;  // softcap 0 is none
+  int64_t alibi_stride;
 };
 
 // Some queries of one sequence, seen by one KV head.

@@ -1,0 +1,160 @@
+"""What `tokenmill doctor` says of one shard: workers, scheduler, and what stands still.
+
+A scheduler that fails in a loop keeps its lease; what shows is that jobs wait though
+there is room for them.
+"""
+
+import asyncio
+from typing import Final
+
+import redis.asyncio
+
+from ..keys import Keys
+from ..redis import Finding
+from ..script_types import GroupInfo
+from ..scripts import Scripts
+
+STILL_MS: Final = 10_000
+"""Jobs that have waited this long with room for them should have been dispatched."""
+_WATCH_S: Final = 1.0
+"""How long is looked whether anything is dispatched after all."""
+
+
+async def workers_of(
+    client: redis.asyncio.Redis, model: str, cards: set[str], shards: list[str]
+) -> Finding:
+    """Says how many workers serve a model.
+
+    Args:
+        client: Redis.
+        model: Its public name.
+        cards: Models that were ever served.
+        shards: All that are known.
+    """
+    alive = 0
+    for shard in shards:
+        keys = Keys.of_shard(shard)
+        if keys.model == model:
+            alive += len(await Scripts(client, keys).groups())
+    if alive:
+        return Finding("info", f"model {model}", f"{alive} live workers")
+    seen = "was served here before" if model in cards else "was never served here"
+    return Finding(
+        "error",
+        f"model {model}",
+        f"no live worker; it {seen}",
+        f"start one with: tokenmill work --name {model}",
+    )
+
+
+async def examine_shard(client: redis.asyncio.Redis, shard: str) -> list[Finding]:
+    """Looks at a shard's scheduler and engines.
+
+    Args:
+        client: Redis.
+        shard: A member of `tm:shards`.
+    """
+    keys = Keys.of_shard(shard)
+    groups = await Scripts(client, keys).groups()
+    scheduler = await _scheduler_of(client, keys)
+    findings = [scheduler, *(engine_of(group) for group in groups)]
+    if scheduler.severity == "info":
+        still = await _standing_still(client, keys, groups)
+        findings += [still] if still is not None else []
+    return findings
+
+
+async def _now_ms(client: redis.asyncio.Redis) -> int:
+    seconds, microseconds = await client.time()
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+async def _scheduler_of(client: redis.asyncio.Redis, keys: Keys) -> Finding:
+    fields = await _fields(client, keys.scheduler)
+    until_ms = int(fields.get(b"until", b"0") or 0)
+    if until_ms > await _now_ms(client):
+        owner = fields.get(b"owner", b"?").decode()
+        return Finding("info", f"scheduler {keys.shard}", f"active: {owner}")
+    return Finding(
+        "error",
+        f"scheduler {keys.shard}",
+        "none is active: jobs wait for ever",
+        "start one with: tokenmill schedule",
+    )
+
+
+def engine_of(info: GroupInfo) -> Finding:
+    """Says what a worker's engine has counted, and warns of requests too many."""
+    counted = info.counters
+    if counted is None:
+        return Finding("info", f"engine {info.group}", "says nothing of itself")
+    a, b = info.step_fit_ms
+    text = (
+        f"{counted.free_blocks} of {info.total_blocks} blocks free, "
+        f"{counted.num_running} of {info.max_running} running, "
+        f"{counted.prefill_backlog} tokens to prefill, {counted.steps} steps of "
+        f"{counted.scheduled_tokens} tokens, a step takes {a:.3g} ms + {b:.3g} ms a "
+        f"token, {counted.overruns} overruns"
+    )
+    if not counted.overruns:
+        return Finding("info", f"engine {info.group}", text)
+    return Finding(
+        "warning",
+        f"engine {info.group}",
+        f"{text}: so many requests came without room and had to wait inside the worker",
+        "restart the worker, which settles its accounts with the scheduler; if they "
+        "come again, have all schedulers and workers of one version",
+    )
+
+
+async def _standing_still(
+    client: redis.asyncio.Redis, keys: Keys, groups: list[GroupInfo]
+) -> Finding | None:
+    """Returns a warning when jobs wait long, there is room, and nothing is done."""
+    roomy = [group for group in groups if _has_room(group)]
+    if not roomy:
+        return None
+    waited_ms = await _longest_wait_ms(client, keys)
+    if waited_ms is None or waited_ms < STILL_MS:
+        return None
+    before = await _dispatched_tokens(client, keys)
+    await asyncio.sleep(_WATCH_S)
+    if await _dispatched_tokens(client, keys) != before:
+        return None
+    jobs = int((await _fields(client, keys.load)).get(b"jobs", b"0"))
+    return Finding(
+        "warning",
+        f"dispatch {keys.shard}",
+        f"{jobs} jobs wait, the oldest for {waited_ms // 1000} s, though "
+        f"{roomy[0].group} has room, and nothing is dispatched",
+        "read the log of the active scheduler for what fails, and restart it; with one "
+        "on standby another takes over at once",
+    )
+
+
+def _has_room(info: GroupInfo) -> bool:
+    room = min(info.credit_running, info.credit_blocks, info.credit_tokens)
+    return info.state == "ready" and room > 0
+
+
+async def _longest_wait_ms(client: redis.asyncio.Redis, keys: Keys) -> int | None:
+    """Age of the oldest entry of all lanes, or None where nothing waits."""
+    oldest = await client.zrange(keys.lanes, 0, 0)
+    streams = [f"{keys.prefix}q:{lane.decode()}" for lane in oldest]
+    times: list[int] = []
+    for stream in (*streams, keys.resume):
+        for entry_id, _ in await client.xrange(stream, count=1):
+            times.append(int(entry_id.partition(b"-")[0]))
+    return await _now_ms(client) - min(times) if times else None
+
+
+async def _dispatched_tokens(client: redis.asyncio.Redis, keys: Keys) -> bytes:
+    return (await _fields(client, keys.load)).get(b"drained_tokens", b"0")
+
+
+async def _fields(client: redis.asyncio.Redis, key: str) -> dict[bytes, bytes]:
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.hgetall(key)
+        (fields,) = await pipe.execute()
+    assert isinstance(fields, dict)
+    return fields
