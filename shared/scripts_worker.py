@@ -1,9 +1,10 @@
 """Scripts that worker groups use: register, take jobs, renew, fail, hand back."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 import msgspec
+import structlog
 
 from .errors import ProtocolError
 from .redis import translate
@@ -23,6 +24,8 @@ from .script_types import (
     Started,
     StartItem,
 )
+
+_log: Final = structlog.get_logger(__name__)
 
 
 class WorkerScripts(ScriptRunner):
@@ -95,7 +98,7 @@ class WorkerScripts(ScriptRunner):
                 args += (item.job_id, item.epoch, item.entry_id)
             replies = await self.run_list("start", keys, args)
             found += [
-                _started(item, cast("list[bytes]", reply))
+                _started_or_lost(item, cast("list[bytes]", reply))
                 for item, reply in zip(chunk, replies, strict=True)
             ]
         return found
@@ -187,6 +190,17 @@ def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
         *("state", info.state),
         *(part for pair in counters.items() for part in pair),
     ]
+
+
+def _started_or_lost(item: StartItem, reply: list[bytes]) -> Started:
+    """One damaged record must not stop its neighbours: it is left to lose its leases,
+    which ends in the dead letters.
+    """
+    try:
+        return _started(item, reply)
+    except ProtocolError as error:
+        _log.warning("record_unreadable", job_id=item.job_id, error=str(error))
+        return Started(status="lost", job_id=item.job_id, epoch=item.epoch)
 
 
 def _started(item: StartItem, reply: list[bytes]) -> Started:

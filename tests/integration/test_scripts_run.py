@@ -31,6 +31,17 @@ async def test_start_returns_what_the_engine_needs_and_can_be_repeated(shard):
     assert await shard.log(job_id) == [("1-0", None)]
 
 
+async def test_a_damaged_record_does_not_stop_its_neighbours_start(shard):
+    bad, good = [await shard.enqueue() for _ in range(2)]
+    for job_id in (bad, good):
+        await shard.dispatch(job_id)
+    await shard.client.hset(KEYS.job(bad), "priority", "urgent")
+    items = [StartItem(job_id, 1, "") for job_id in (bad, good)]
+    replies = await shard.scripts.start(group="g1", lease_ms=HOUR_MS, items=items)
+    assert [r.status for r in replies] == ["lost", "started"]
+    assert replies[1].payload == b'{"text":"hello"}'
+
+
 async def test_only_the_owner_with_the_right_epoch_can_do_anything(shard):
     job_id, epoch = await shard.run("g1")
     for group, wrong in (("g2", epoch), ("g1", epoch + 1), ("g1", 0)):
