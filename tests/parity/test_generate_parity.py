@@ -69,5 +69,8 @@ def test_far_positions_give_what_generate_gives(
     )
     sequences = [Sequence(prompt, OUTPUT) for prompt in prompts(lengths)]
     StepDriver(runner, chunk=48).run(sequences)
-    for sequence, answer in zip(sequences, references(path, lengths), strict=True):
+    compared = sum(
         compare(sequence, *answer)
+        for sequence, answer in zip(sequences, references(path, lengths), strict=True)
+    )
+    assert compared >= len(lengths) * OUTPUT // 2, "too many near ties to judge"
