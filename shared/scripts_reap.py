@@ -77,6 +77,7 @@ class ReapScripts(ScriptRunner):
         await self._drop_undecodable([member for part in parts[:3] for member in part])
         leases, deadlines, due, silent = ([text(m) for m in part] for part in parts)
         overdue = list(dict.fromkeys([*deadlines, *leases, *due]))
+        expired, unrenewed = set(deadlines), set(leases)
         counts: Counter[str] = Counter()
         dead: list[DeadJob] = []
         dropped: list[str] = []
@@ -84,7 +85,7 @@ class ReapScripts(ScriptRunner):
             chunk = overdue[first : first + _REAP_CHUNK]
             hints = await self.hints(chunk)
             plans = [
-                _plan(job_id, hint, set(deadlines), set(leases), max_lease_losses)
+                _plan(job_id, hint, expired, unrenewed, max_lease_losses)
                 for job_id, hint in zip(chunk, hints, strict=True)
             ]
             shared: list[Argument] = [fence, max_lease_losses, MAX_START_LOSSES]

@@ -34,7 +34,26 @@ class LinearSlot(Protocol):
         ...
 
 
-class Int8Linear(nn.Module):
+class _Empty(nn.Module):
+    """What every such layer has: its widths, and a bias once one was read.
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.bias: torch.Tensor | None = None
+
+    def fill_bias(self, bias: torch.Tensor) -> None:
+        """Keeps the bias as float32."""
+        self.bias = bias.float().clone()
+
+
+class Int8Linear(_Empty):
     """A linear layer with INT8 weights, each row of its input on its own.
 
     Args:
@@ -43,21 +62,10 @@ class Int8Linear(nn.Module):
     """
 
     packed: PackedWeight
-    bias: torch.Tensor | None
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
-        self.bias = None
 
     def fill(self, weight: torch.Tensor) -> None:
         """Quantizes and keeps the weight."""
         self.packed = ops.quantize_weight(weight.float(), activations=ACTIVATIONS)
-
-    def fill_bias(self, bias: torch.Tensor) -> None:
-        """Keeps the bias as float32."""
-        self.bias = bias.float().clone()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies [..., in_features] into [..., out_features], float32."""
@@ -66,7 +74,7 @@ class Int8Linear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class Nf4Linear(nn.Module):
+class Nf4Linear(_Empty):
     """A linear layer with 4-bit NormalFloat weights by bitsandbytes, double quantized.
 
     bitsandbytes runs it on any device; on a CPU it is slow.
@@ -77,11 +85,8 @@ class Nf4Linear(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        super().__init__(in_features, out_features)
         self.inner: nn.Module | None = None
-        self._bias: torch.Tensor | None = None
 
     def fill(self, weight: torch.Tensor) -> None:
         """Quantizes and keeps the weight."""
@@ -104,19 +109,15 @@ class Nf4Linear(nn.Module):
         )
         self.inner = layer.to("cpu")  # quantizes
 
-    def fill_bias(self, bias: torch.Tensor) -> None:
-        """Keeps the bias as float32."""
-        self._bias = bias.float().clone()
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies [..., in_features] into [..., out_features]."""
         if self.inner is None:
             raise ModelLoadError("a 4-bit layer was used before its weight was read")
         out: torch.Tensor = self.inner(x)
-        return out if self._bias is None else out + self._bias
+        return out if self.bias is None else out + self.bias
 
 
-class FloatLinear(nn.Module):
+class FloatLinear(_Empty):
     """A linear layer with float32 weights, for the fused decoder's exact mode.
 
     Args:
@@ -125,19 +126,12 @@ class FloatLinear(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        super().__init__(in_features, out_features)
         self.weight: torch.Tensor | None = None
-        self.bias: torch.Tensor | None = None
 
     def fill(self, weight: torch.Tensor) -> None:
         """Keeps the weight as float32."""
         self.weight = weight.float().contiguous()
-
-    def fill_bias(self, bias: torch.Tensor) -> None:
-        """Keeps the bias as float32."""
-        self.bias = bias.float().clone()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies [..., in_features] into [..., out_features]."""
