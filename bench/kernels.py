@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from tokenmill.workers.engine.kernels import ops
-from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
+from tokenmill.workers.engine.kernels.layout import KVKind, KVLayer, StepLayout
 
 SHAPES = {
     "qkv": (960, 576),
@@ -131,29 +131,33 @@ def bench_attention(threads: int, repeats: int) -> dict[str, float]:
         "prefill 512": [(512, 512)],
         "chunk 512 at 8192": [(512, 8192)],
     }
+    kinds: tuple[KVKind, ...] = ("int8", "int4")
     for name, lengths in cases.items():
-        layout = one_sequence_each(lengths, 8)
-        blocks = int(layout.block_table.max()) + 1
-        store = KVLayer.allocate(blocks, 3, 8, 64, int8=True)
-        tokens = int(layout.query_start[-1])
-        k, v = torch.randn(2, tokens, 3, 64)
-        q = torch.randn(tokens, 9, 64)
-        ops.kv_write(k, v, store, layout)
-        for count, clock, suffix in (
-            (1, time.thread_time, "core"),
-            (threads, time.perf_counter, "all"),
-        ):
-            ops.set_num_threads(count)
-            seconds = best_seconds(
-                lambda q=q, store=store, layout=layout: ops.paged_attention(
-                    q, store, layout, scale=0.125
-                ),
-                clock,
-                repeats,
-            )
-            times[f"{name} {suffix}"] = round(seconds * 1e3, 3)
+        for kind in kinds:
+            run = attention_call(lengths, kind)
+            for count, clock, suffix in (
+                (1, time.thread_time, "core"),
+                (threads, time.perf_counter, "all"),
+            ):
+                ops.set_num_threads(count)
+                seconds = best_seconds(run, clock, repeats)
+                times[f"{name} {kind} {suffix}"] = round(seconds * 1e3, 3)
     print("attention, ms a layer:", times, flush=True)
     return times
+
+
+def attention_call(
+    lengths: list[tuple[int, int]], kind: KVKind
+) -> Callable[[], torch.Tensor]:
+    """Returns one layer's attention over sequences (query, context), ready to run."""
+    whole = one_sequence_each([(context, context) for _, context in lengths], 8)
+    layout = one_sequence_each(lengths, 8)
+    blocks = int(whole.block_table.max()) + 1
+    store = KVLayer.allocate(blocks, 3, 8, 64, kind=kind)
+    k, v = torch.randn(2, len(whole.positions), 3, 64)
+    ops.kv_write(k, v, store, whole)
+    q = torch.randn(len(layout.positions), 9, 64)
+    return lambda: ops.paged_attention(q, store, layout, scale=0.125)
 
 
 def model_milliseconds(table: list[dict[str, object]]) -> dict[str, float]:

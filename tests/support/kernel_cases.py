@@ -6,8 +6,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tokenmill.workers.engine.kernels import reference
 from tokenmill.workers.engine.kernels.backends import Backend, ReferenceBackend
-from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
+from tokenmill.workers.engine.kernels.layout import KVKind, KVLayer, StepLayout
 
 COMPILED = ("cpp", "cpp-baseline", "numba")
 """Every implementation that is held against the reference."""
@@ -91,16 +92,24 @@ def tables_of(layout: StepLayout) -> list[list[int]]:
     return [list(map(int, row)) for row in layout.block_table.tolist()]
 
 
+KINDS: tuple[KVKind, ...] = ("int8", "int4", "float32")
+"""Every way of storing K and V."""
+
+
 def filled_layer(
-    kv_heads: int, dim: int, block_size: int, num_blocks: int, *, int8: bool, seed: int
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    num_blocks: int,
+    *,
+    kind: KVKind,
+    seed: int,
 ) -> KVLayer:
     """Returns a store full of random tokens, as other sequences would leave it."""
-    layer = KVLayer.allocate(num_blocks, kv_heads, block_size, dim, int8=int8)
+    layer = KVLayer.allocate(num_blocks, kv_heads, block_size, dim, kind=kind)
     generator = torch.Generator().manual_seed(seed)
-    for values, scales in ((layer.k, layer.k_scale), (layer.v, layer.v_scale)):
-        if scales is None:
-            values.normal_(generator=generator)
-        else:
-            values.random_(-127, 128, generator=generator)
-            scales.uniform_(0.005, 0.02, generator=generator)
+    slots = torch.arange(num_blocks * block_size)
+    whole = StepLayout(slots, slots[:0].int(), slots[:0].int(), slots[:0].int(), slots)
+    k, v = torch.randn(2, len(slots), kv_heads, dim, generator=generator)
+    reference.kv_write(k, v, layer, whole)
     return layer

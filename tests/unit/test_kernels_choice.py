@@ -89,7 +89,7 @@ def test_sizes_in_bytes() -> None:
     weight = ops.quantize_weight(torch.randn(16, 64))
     assert isinstance(weight, PackedWeight)
     assert weight.nbytes == 16 * 64 + 16 * 4
-    layer = KVLayer.allocate(2, 3, 8, 16, int8=False)
+    layer = KVLayer.allocate(2, 3, 8, 16, kind="float32")
     assert layer.k.dtype == torch.float32
     assert layer.k_scale is None
 

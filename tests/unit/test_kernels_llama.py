@@ -64,7 +64,7 @@ def run(
 ) -> tuple[torch.Tensor, KVLayer]:
     layout = make_layout([(1, 1), (13, 13), (6, 6)], 8, 8)
     cos, sin = rotation(layout)
-    store = KVLayer.allocate(8, KV_HEADS, 8, DIM, int8=True)
+    store = KVLayer.allocate(8, KV_HEADS, 8, DIM, kind="int8")
     y = x.clone()
     if fused:
         backend.llama_layer(y, weights, cos, sin, store, layout)

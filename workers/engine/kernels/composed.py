@@ -38,7 +38,7 @@ class LlamaLayerWeights:
     q_norm: torch.Tensor | None = None
     """float32 [head_dim]: each query head is normed before its rotation."""
     k_norm: torch.Tensor | None = None
-    prepared: object = field(default=None, repr=False)
+    prepared: object = field(default=None, init=False, repr=False)
     """A backend's own form of this layer, made on first use."""
 
 

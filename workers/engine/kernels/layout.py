@@ -1,27 +1,74 @@
 """What the kernels read besides activations: a step's layout and a layer's KV store."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import torch
 
+from ....shared.errors import EngineError
+
 if TYPE_CHECKING:
     from ..batch import StepBatch
+
+KVKind = Literal["int8", "int4", "float32"]
+"""How keys and values are stored."""
+INT4_GROUP: Final = 16
+"""Neighbouring elements of a head that share one scale of an INT4 store."""
+
+
+def check_head_dim(head_dim: int, kind: KVKind) -> None:
+    """Refuses a head size that a store of this kind cannot hold.
+
+    Args:
+        head_dim: Elements per head.
+        kind: Of the store.
+
+    Raises:
+        EngineError: INT4 packs two elements a byte, and this size is odd.
+    """
+    if kind == "int4" and head_dim % 2:
+        raise EngineError(
+            f"kv='int4' needs an even head size and this model has {head_dim}; "
+            "use kv='int8'"
+        )
+
+
+def int4_groups(head_dim: int) -> int:
+    """Returns the scales per vector of an INT4 store; the last group may be short."""
+    return -(-head_dim // INT4_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """K and V of one layer, in blocks. INT8 with scales, or float32 without."""
+    """K and V of one layer, in blocks: float32, or INT8 or INT4 with scales.
+
+    An INT4 byte holds element 2j in its low and 2j + 1 in its high half, each as
+    q + 8 in 0..15; see `reference.kv_quantize_int4`.
+    """
 
     k: torch.Tensor
-    """int8 or float32 [num_blocks, num_kv_heads, block_size, head_dim]."""
+    """[num_blocks, num_kv_heads, block_size, n]: float32 or int8 with n = head_dim,
+    uint8 with n = head_dim / 2 for an INT4 store."""
     v: torch.Tensor
     """Same shape and dtype as `k`."""
     k_scale: torch.Tensor | None
-    """float32 [num_blocks, num_kv_heads, block_size]; None for a float32 store."""
+    """INT8: float32 [num_blocks, num_kv_heads, block_size]. INT4: bfloat16
+    [num_blocks, num_kv_heads, block_size, groups]. None for a float32 store."""
     v_scale: torch.Tensor | None
     """Same as `k_scale`, for V."""
+
+    @property
+    def kind(self) -> KVKind:
+        """How the store holds its elements."""
+        if self.k.dtype == torch.uint8:
+            return "int4"
+        return "int8" if self.k.dtype == torch.int8 else "float32"
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        return self.k.shape[3] * (2 if self.k.dtype == torch.uint8 else 1)
 
     @classmethod
     def allocate(
@@ -31,7 +78,7 @@ class KVLayer:
         block_size: int,
         head_dim: int,
         *,
-        int8: bool,
+        kind: KVKind,
     ) -> "KVLayer":
         """Returns a zeroed store for one layer.
 
@@ -39,20 +86,41 @@ class KVLayer:
             num_blocks: Blocks in the pool.
             num_kv_heads: KV heads of this layer (of this rank).
             block_size: Tokens per block.
-            head_dim: Elements per head.
-            int8: True for INT8 with a scale per token and head, False for float32.
+            head_dim: Elements per head; even for INT4.
+            kind: "int8" (a scale per token and head), "int4" (one per 16 elements
+                of it) or "float32".
+
+        Raises:
+            EngineError: An INT4 store of an odd head size.
         """
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        dtype = torch.int8 if int8 else torch.float32
-        scales = (
-            [torch.zeros(shape[:3]), torch.zeros(shape[:3])] if int8 else [None, None]
-        )
+        check_head_dim(head_dim, kind)
+        slots = (num_blocks, num_kv_heads, block_size)
+        if kind == "float32":
+            return cls(
+                _zeros((*slots, head_dim), np.float32),
+                _zeros((*slots, head_dim), np.float32),
+                None,
+                None,
+            )
+        if kind == "int8":
+            return cls(
+                _zeros((*slots, head_dim), np.int8),
+                _zeros((*slots, head_dim), np.int8),
+                _zeros(slots, np.float32),
+                _zeros(slots, np.float32),
+            )
+        scales = (*slots, int4_groups(head_dim))
         return cls(
-            torch.zeros(shape, dtype=dtype),
-            torch.zeros(shape, dtype=dtype),
-            scales[0],
-            scales[1],
+            _zeros((*slots, head_dim // 2), np.uint8),
+            _zeros((*slots, head_dim // 2), np.uint8),
+            _zeros(scales, np.int16).view(torch.bfloat16),
+            _zeros(scales, np.int16).view(torch.bfloat16),
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> torch.Tensor:
+    # numpy's zeros are untouched pages: a pool costs memory as it fills, not at load.
+    return torch.from_numpy(np.zeros(shape, dtype=dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def kv_write(
     Raises:
         EngineError: Shapes do not match the store.
     """
-    _, heads, _, dim = store_layer.k.shape
+    heads, dim = store_layer.k.shape[1], store_layer.head_dim
     tokens = layout.slot_mapping.shape[0]
     for name, values in (("k", k), ("v", v)):
         if tuple(values.shape) != (tokens, heads, dim):
@@ -130,7 +130,7 @@ def paged_attention(
     Raises:
         EngineError: Shapes do not match the store.
     """
-    _, kv_heads, _, dim = store_layer.k.shape
+    kv_heads, dim = store_layer.k.shape[1], store_layer.head_dim
     tokens = layout.slot_mapping.shape[0]
     heads = q.shape[1] if q.dim() == 3 else 0
     if heads == 0 or q.shape[0] != tokens or q.shape[2] != dim or heads % kv_heads:

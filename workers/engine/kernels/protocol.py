@@ -52,7 +52,7 @@ class OpsProtocol(Protocol):
         store_layer: KVLayer,
         layout: StepLayout,
     ) -> None:
-        """Writes the step's K and V into their slots, quantized if the store is INT8.
+        """Writes the step's K and V into their slots, quantized as the store is.
 
         Args:
             k: [T, kv_heads, D], float32 (a GPU also takes half precision).

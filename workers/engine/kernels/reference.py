@@ -11,7 +11,7 @@ A row with NaN or infinity gives NaN in all of its outputs and touches no other 
 
 import torch
 
-from .layout import KVLayer, PackedWeight, StepLayout
+from .layout import INT4_GROUP, KVLayer, PackedWeight, StepLayout, int4_groups
 
 K_BLOCK = 512
 """Inputs per exact int32 sum: 512 * 32767 * 127 is the last power of two below 2^31."""
@@ -31,7 +31,9 @@ def quantize_channels(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         int8 [N, K] and float32 [N] with w ~ q * scale.
     """
-    scale = w.abs().amax(dim=1) / 127.0
+    largest = w.abs().amax(dim=1)
+    # By a tensor: on a GPU torch turns tensor / number into a product, which rounds.
+    scale = largest / torch.full_like(largest, 127.0)
     safe = torch.where(scale >= TINY, scale, torch.ones_like(scale))
     q = torch.round(w / safe[:, None]).clamp_(-127, 127)
     q[scale < TINY] = 0
@@ -120,10 +122,56 @@ def kv_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q, torch.where(finite, scale, torch.full_like(scale, float("nan")))
 
 
+def kv_quantize_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes K or V per token, head and group of 16 neighbouring elements.
+
+    A group's scale is its element m of largest magnitude (the positive one of two) over
+    -8, rounded to bfloat16: 16 levels with one of them at m, as in llama.cpp's Q4_0.
+    q = clamp(round_half_even(x / scale), -8, 7), stored as q + 8.
+
+    Args:
+        x: float32 [T, heads, D], D even; the last group may be short.
+
+    Returns:
+        uint8 [T, heads, D / 2], element 2j in the low half of byte j, and bfloat16
+        [T, heads, ceil(D / 16)]; a vector that is not finite has every scale NaN.
+    """
+    padding = -x.shape[-1] % INT4_GROUP
+    shape = (*x.shape[:-1], int4_groups(x.shape[-1]), INT4_GROUP)
+    groups = torch.nn.functional.pad(x, (0, padding)).reshape(shape)
+    finite = torch.isfinite(x).all(dim=-1)[..., None]
+    top, low = groups.amax(dim=-1), groups.amin(dim=-1)
+    extreme = torch.where(top >= -low, top, low)
+    used = finite & (extreme.abs() >= TINY)
+    scale = torch.where(used, extreme * -0.125, torch.zeros_like(extreme)).bfloat16()
+    safe = torch.where(used, scale.float(), torch.ones_like(extreme))
+    q = torch.round(groups / safe[..., None]).clamp(-8, 7)
+    q = torch.where(used[..., None], q, torch.zeros_like(q)) + 8
+    q = q.to(torch.uint8).flatten(-2)[..., : x.shape[-1]]
+    packed = q[..., 0::2] | (q[..., 1::2] << 4)
+    return packed, torch.where(finite, scale, torch.full_like(scale, float("nan")))
+
+
+def kv_floats(q: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Returns stored K or V as float64 [..., D].
+
+    Args:
+        q: As in `KVLayer.k`, any leading dimensions.
+        scale: As in `KVLayer.k_scale`, the same leading dimensions.
+    """
+    if scale is None:
+        return q.double()
+    if q.dtype == torch.int8:
+        return q.double() * scale.double()[..., None]
+    values = torch.stack((q & 15, q >> 4), dim=-1).flatten(-2).double() - 8
+    spread = scale.double().repeat_interleave(INT4_GROUP, dim=-1)
+    return values * spread[..., : values.shape[-1]]
+
+
 def kv_write(
     k: torch.Tensor, v: torch.Tensor, layer: KVLayer, layout: StepLayout
 ) -> None:
-    """Writes the step's K and V into their slots, quantized if the store is INT8.
+    """Writes the step's K and V into their slots, quantized as the store is.
 
     Args:
         k: float32 [T, kv_heads, D].
@@ -134,6 +182,7 @@ def kv_write(
     block_size = layer.k.shape[2]
     block = layout.slot_mapping // block_size
     offset = layout.slot_mapping % block_size
+    quantize = kv_quantize_int4 if layer.kind == "int4" else kv_quantize
     for values, store, scales in (
         (k, layer.k, layer.k_scale),
         (v, layer.v, layer.v_scale),
@@ -141,7 +190,7 @@ def kv_write(
         if scales is None:
             store[block, :, offset] = values
             continue
-        q, scale = kv_quantize(values)
+        q, scale = quantize(values)
         store[block, :, offset] = q
         scales[block, :, offset] = scale
 
@@ -154,10 +203,8 @@ def _gather(
     group: int,
 ) -> torch.Tensor:
     """Returns float64 [heads, length, D] of one sequence, `group` heads per KV head."""
-    values = store[blocks].double()
-    if scales is not None:
-        values = values * scales[blocks].double()[..., None]
-    heads, dim = store.shape[1], store.shape[3]
+    values = kv_floats(store[blocks], None if scales is None else scales[blocks])
+    heads, dim = values.shape[1], values.shape[3]
     values = values.permute(1, 0, 2, 3).reshape(heads, -1, dim)[:, :length]
     return values.repeat_interleave(group, 0)
 

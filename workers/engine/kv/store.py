@@ -1,17 +1,12 @@
 """The KV pool's tensors: one block store per layer, sized once at load."""
 
-from typing import Literal
-
 import msgspec
-import numpy as np
-import torch
 
-from ..kernels.layout import KVLayer
+from ..kernels.layout import KVKind as KVKind
+from ..kernels.layout import KVLayer, check_head_dim, int4_groups
 
-KVKind = Literal["int8", "float32"]
-
-SCALE_BYTES = 4
-"""One float32 scale beside each stored key and each stored value of a head."""
+SCALE_BYTES = {"int8": 4, "int4": 2, "float32": 0}
+"""Per scale: float32 for a vector of INT8, bfloat16 for 16 elements of INT4."""
 
 
 class KVShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +18,13 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def bytes_per_token(self, kind: KVKind) -> int:
         """Returns the pool bytes that one token of one sequence takes, all layers."""
-        element = 1 if kind == "int8" else 4
-        scale = SCALE_BYTES if kind == "int8" else 0
-        per_head = self.head_dim * element + scale
+        elements = {
+            "int8": self.head_dim,
+            "int4": -(-self.head_dim // 2),
+            "float32": 4 * self.head_dim,
+        }
+        scales = int4_groups(self.head_dim) if kind == "int4" else 1
+        per_head = elements[kind] + scales * SCALE_BYTES[kind]
         return 2 * self.num_layers * self.num_kv_heads * per_head
 
 
@@ -39,12 +38,17 @@ class KVStore:
         shape: Layers, heads and their size.
         num_blocks: Blocks in the pool.
         block_size: Tokens per block.
-        kind: "int8" (scales per token and head) or "float32".
+        kind: "int8" (a scale per token and head), "int4" (one per 16 elements of
+            it) or "float32".
+
+    Raises:
+        EngineError: The kind cannot hold heads of this size.
     """
 
     def __init__(
         self, shape: KVShape, *, num_blocks: int, block_size: int, kind: KVKind
     ) -> None:
+        check_head_dim(shape.head_dim, kind)
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -58,20 +62,10 @@ class KVStore:
         return tokens * self.shape.bytes_per_token(self.kind)
 
     def _layer(self) -> KVLayer:
-        heads = (self.num_blocks, self.shape.num_kv_heads, self.block_size)
-        vectors = (*heads, self.shape.head_dim)
-        if self.kind == "float32":
-            return KVLayer(
-                _zeros(vectors, np.float32), _zeros(vectors, np.float32), None, None
-            )
-        return KVLayer(
-            _zeros(vectors, np.int8),
-            _zeros(vectors, np.int8),
-            _zeros(heads, np.float32),
-            _zeros(heads, np.float32),
+        return KVLayer.allocate(
+            self.num_blocks,
+            self.shape.num_kv_heads,
+            self.block_size,
+            self.shape.head_dim,
+            kind=self.kind,
         )
-
-
-def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> torch.Tensor:
-    # numpy's zeros are untouched pages: a pool costs memory as it fills, not at load.
-    return torch.from_numpy(np.zeros(shape, dtype=dtype))

@@ -7,7 +7,8 @@ import torch
 from .. import reference
 from ..composed import Composed, LlamaLayerWeights
 from ..layout import KVLayer, PackedWeight, StepLayout
-from .cpp_library import AttentionTask, Linear, LlamaLayer, load
+from .cpp_library import load
+from .cpp_tasks import STORE_KINDS, PreparedLayer, address, set_layout, store_task
 
 TILE = 16
 """Outputs per weight tile; `kOutputTile` in csrc/table.h."""
@@ -33,10 +34,6 @@ def pack_tiles(q: torch.Tensor, inner: int) -> torch.Tensor:
     together = padded.view({2: torch.int16, 4: torch.int32}[inner])
     tiles = together.view(rows // TILE, TILE, columns // inner)
     return tiles.transpose(1, 2).contiguous().view(torch.int8).view(-1)
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 class CppBackend(Composed):
@@ -101,7 +98,7 @@ class CppBackend(Composed):
             weight.data.data_ptr(),
             weight.scale.data_ptr(),
             weight.out_features,
-            _address(bias),
+            address(bias),
             y.data_ptr(),
             weight.activations == "int16",
         )
@@ -111,7 +108,7 @@ class CppBackend(Composed):
         self, k: torch.Tensor, v: torch.Tensor, layer: KVLayer, layout: StepLayout
     ) -> None:
         """See `reference.kv_write`."""
-        _, heads, block_size, dim = layer.k.shape
+        _, heads, block_size, _ = layer.k.shape
         self._kv_write(
             k.data_ptr(),
             k.stride(0),
@@ -120,12 +117,13 @@ class CppBackend(Composed):
             layout.slot_mapping.data_ptr(),
             k.shape[0],
             heads,
-            dim,
+            layer.head_dim,
             block_size,
+            STORE_KINDS[layer.kind],
             layer.k.data_ptr(),
             layer.v.data_ptr(),
-            _address(layer.k_scale),
-            _address(layer.v_scale),
+            address(layer.k_scale),
+            address(layer.v_scale),
         )
 
     def paged_attention(
@@ -141,11 +139,12 @@ class CppBackend(Composed):
     ) -> torch.Tensor:
         """See `reference.paged_attention`."""
         out = torch.empty(q.shape)
-        task = _attention_task(layer, layout, q.shape[1], scale, window)
+        task = store_task(layer, q.shape[1], scale, window)
+        set_layout(task, layout)
         task.q = q.data_ptr()
         task.q_stride = q.stride(0)
         task.out = out.data_ptr()
-        task.alibi = _address(alibi)
+        task.alibi = address(alibi)
         task.alibi_stride = 0 if alibi is None else alibi.shape[1]
         task.softcap = softcap or 0.0
         self._attention(ctypes.byref(task), layout.context_length.shape[0])
@@ -204,14 +203,12 @@ class CppBackend(Composed):
     ) -> None:
         """See `ops.llama_layer`; one call of C++."""
         prepared = weights.prepared
-        if not isinstance(prepared, LlamaLayer):
-            prepared = weights.prepared = _llama_layer(weights)
-        task = _attention_task(
-            layer, layout, weights.heads, weights.scale, weights.window
-        )
+        if not isinstance(prepared, PreparedLayer) or prepared.store is not layer:
+            prepared = weights.prepared = PreparedLayer(weights, layer)
+        prepared.enter(layout)
         self._library.tm_llama_layer(
-            ctypes.byref(prepared),
-            ctypes.byref(task),
+            prepared.weights_address,
+            prepared.task_address,
             layout.slot_mapping.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -219,54 +216,3 @@ class CppBackend(Composed):
             x.shape[0],
             layout.context_length.shape[0],
         )
-
-
-def _attention_task(
-    layer: KVLayer, layout: StepLayout, heads: int, scale: float, window: int | None
-) -> AttentionTask:
-    """Returns the task without queries and output."""
-    _, kv_heads, block_size, dim = layer.k.shape
-    return AttentionTask(
-        k=layer.k.data_ptr(),
-        v=layer.v.data_ptr(),
-        k_scale=_address(layer.k_scale),
-        v_scale=_address(layer.v_scale),
-        query_start=layout.query_start.data_ptr(),
-        context_length=layout.context_length.data_ptr(),
-        block_table=layout.block_table.data_ptr(),
-        table_stride=layout.block_table.stride(0),
-        heads=heads,
-        kv_heads=kv_heads,
-        dim=dim,
-        block_size=block_size,
-        window=window or 0,
-        scale=scale,
-    )
-
-
-def _linear(weight: PackedWeight, bias: torch.Tensor | None) -> Linear:
-    return Linear(
-        weight.data.data_ptr(),
-        weight.scale.data_ptr(),
-        _address(bias),
-        weight.out_features,
-        weight.in_features,
-        int(weight.activations == "int16"),
-    )
-
-
-def _llama_layer(weights: LlamaLayerWeights) -> LlamaLayer:
-    """Returns the layer as C sees it; `weights` keeps the memory alive."""
-    return LlamaLayer(
-        weights.attention_norm.data_ptr(),
-        weights.mlp_norm.data_ptr(),
-        _address(weights.q_norm),
-        _address(weights.k_norm),
-        _linear(weights.qkv, weights.qkv_bias),
-        _linear(weights.output, weights.output_bias),
-        _linear(weights.gate_up, None),
-        _linear(weights.down, None),
-        weights.qkv.in_features,
-        weights.down.in_features,
-        weights.epsilon,
-    )

@@ -36,6 +36,7 @@ class AttentionTask(ctypes.Structure):
         ("scale", FLOAT),
         ("softcap", FLOAT),
         ("alibi_stride", LONG),
+        ("store_kind", LONG),
     )
 
 
@@ -70,7 +71,7 @@ class LlamaLayer(ctypes.Structure):
     )
 
 
-INTERFACE: Final = 2
+INTERFACE: Final = 3
 """What `tm_interface` must answer: an older build would misread our structs."""
 SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     "tm_interface": (INT, []),
@@ -83,7 +84,7 @@ SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     ),
     "tm_kv_write": (
         None,
-        [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG, LONG, LONG] + [POINTER] * 4,
+        [POINTER, LONG, POINTER, LONG, POINTER, *[LONG] * 5, *[POINTER] * 4],
     ),
     "tm_attention": (None, [POINTER, LONG]),
     "tm_rms_norm": (None, [POINTER, LONG, LONG, POINTER, LONG, FLOAT, POINTER]),

@@ -9,34 +9,12 @@ import math
 import numpy as np
 from numba import njit, prange
 
+from .numba_kv import TILE, load_tile
 from .numba_linear import FLOAT, OPTIONS
 
-TILE = 32
 QUERIES = 16
 """Queries per work item: they share a tile's conversion to float."""
 HIDDEN = FLOAT(-np.inf)
-
-
-@njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def load_tile(
-    k: np.ndarray,
-    v: np.ndarray,
-    table: np.ndarray,
-    tile: int,
-    last: int,
-    head: int,
-    keys: np.ndarray,
-    values: np.ndarray,
-) -> None:
-    """Converts a tile's keys (transposed) and values to float32."""
-    block_size, dim = k.shape[2], k.shape[3]
-    for i in range(TILE):
-        key = min(tile + i, last)
-        block, offset = table[key // block_size], key % block_size
-        for d in range(dim):
-            keys[d, i] = k[block, head, offset, d]
-        for d in range(dim):
-            values[i, d] = v[block, head, offset, d]
 
 
 @njit(**OPTIONS)  # type: ignore[untyped-decorator]
@@ -147,6 +125,8 @@ def attend_item(
     v: np.ndarray,
     k_scales: np.ndarray,
     v_scales: np.ndarray,
+    k_groups: np.ndarray,
+    v_groups: np.ndarray,
     item: np.ndarray,
     table: np.ndarray,
     scale: np.float32,
@@ -170,7 +150,8 @@ def attend_item(
     last = base + count - 1
     start = max(0, base - window + 1) if window > 0 else 0
     for tile in range(start // TILE * TILE, last + 1, TILE):
-        load_tile(k, v, blocks, tile, last, head, keys, values)
+        load_tile(k, k_groups, blocks, tile, last, head, keys.T)
+        load_tile(v, v_groups, blocks, tile, last, head, values)
         load_scales(k_scales, blocks, tile, last, head, scale, k_scale)
         load_scales(v_scales, blocks, tile, last, head, FLOAT(1.0), v_scale)
         for row in range(count * group):
@@ -206,6 +187,8 @@ def attend(
     v: np.ndarray,
     k_scales: np.ndarray,
     v_scales: np.ndarray,
+    k_groups: np.ndarray,
+    v_groups: np.ndarray,
     items: np.ndarray,
     table: np.ndarray,
     scale: np.float32,
@@ -218,10 +201,12 @@ def attend(
 
     Args:
         q: float32 [T, heads, D].
-        k: int8 or float32 store.
+        k: int8, float32 or uint8 (INT4) store.
         v: Same for values.
-        k_scales: float32 scales or an empty array.
+        k_scales: float32 scales of an INT8 store, else an empty array.
         v_scales: Same for values.
+        k_groups: Scales of an INT4 store (uint16, bits of bfloat16), else empty.
+        v_groups: Same for values.
         items: int64 [items, 5]: sequence, KV head, first packed token, tokens, and
             the first token's position.
         table: int32 block table.
@@ -238,6 +223,8 @@ def attend(
             v,
             k_scales,
             v_scales,
+            k_groups,
+            v_groups,
             items[index],
             table,
             scale,

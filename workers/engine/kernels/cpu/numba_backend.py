@@ -15,10 +15,11 @@ from .numba_cache import prepare_cache
 
 prepare_cache()  # before the kernels are decorated
 
-from . import numba_attention, numba_linear  # noqa: E402
+from . import numba_attention, numba_kv, numba_linear  # noqa: E402
 
 NO_VALUES = np.zeros(0, dtype=np.float32)
 NO_SCALES = np.zeros((0, 0, 0), dtype=np.float32)
+NO_GROUPS = np.zeros((0, 0, 0, 0), dtype=np.uint16)
 
 
 class NumbaBackend(Composed):
@@ -41,7 +42,7 @@ class NumbaBackend(Composed):
         """Compiles, or loads from the cache, what an INT8 model needs."""
         x = torch.ones((2, 64))
         self.linear(x, self.quantize_weight(x, activations="int16"), None)
-        layer = KVLayer.allocate(1, 1, 8, 64, int8=True)
+        layer = KVLayer.allocate(1, 1, 8, 64, kind="int8")
         layout = StepLayout(
             torch.arange(2),
             torch.tensor([0, 2], dtype=torch.int32),
@@ -103,9 +104,11 @@ class NumbaBackend(Composed):
             (v, layer.v, layer.v_scale),
         ):
             values = source.detach().contiguous().numpy()
-            numba_linear.write_int8(
-                values, values.view(np.int32), slots, store.numpy(), scales.numpy()
-            )
+            bits = values.view(np.int32)
+            if layer.kind == "int4":
+                numba_kv.write_int4(values, bits, slots, store.numpy(), _bits(scales))
+            else:
+                numba_kv.write_int8(values, bits, slots, store.numpy(), scales.numpy())
 
     def paged_attention(
         self,
@@ -130,8 +133,7 @@ class NumbaBackend(Composed):
                 q.detach().contiguous().numpy(),
                 layer.k.numpy(),
                 layer.v.numpy(),
-                NO_SCALES if layer.k_scale is None else layer.k_scale.numpy(),
-                NO_SCALES if layer.v_scale is None else layer.v_scale.numpy(),
+                *_scales(layer),
                 _items(layout, layer.k.shape[1]),
                 layout.block_table.numpy(),
                 np.float32(scale),
@@ -141,6 +143,20 @@ class NumbaBackend(Composed):
                 out,
             )
         return torch.from_numpy(out)
+
+
+def _bits(scales: torch.Tensor) -> np.ndarray:
+    """Returns bfloat16 as uint16, a view: NumPy has no bfloat16."""
+    return scales.view(torch.int16).numpy().view(np.uint16)
+
+
+def _scales(layer: KVLayer) -> tuple[np.ndarray, ...]:
+    """Returns scales of K and V as `attend` takes them: of INT8, then of INT4."""
+    if layer.k_scale is None or layer.v_scale is None:
+        return NO_SCALES, NO_SCALES, NO_GROUPS, NO_GROUPS
+    if layer.kind == "int4":
+        return NO_SCALES, NO_SCALES, _bits(layer.k_scale), _bits(layer.v_scale)
+    return layer.k_scale.numpy(), layer.v_scale.numpy(), NO_GROUPS, NO_GROUPS
 
 
 def _items(layout: StepLayout, kv_heads: int) -> np.ndarray:

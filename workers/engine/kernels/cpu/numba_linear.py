@@ -1,4 +1,4 @@
-"""Numba kernels of the quantized linear layer and the KV write; bits as in reference.
+"""Numba kernels of the quantized linear layer; bits as in reference.
 
 No fast-math: float operations keep their order. The inner loop is a plain sum of
 INT16 x INT8 products over contiguous memory, which LLVM turns into `vpmaddwd`.
@@ -95,39 +95,3 @@ def linear(
                 if bias.shape[0] > 0:
                     value = FLOAT(value + bias[n])
                 y[row, n] = value
-
-
-@njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def quantize_head(x: np.ndarray, bits: np.ndarray, q: np.ndarray) -> np.float32:
-    """Quantizes one head's K or V to INT8 and returns its scale."""
-    top = largest_bits(bits)
-    largest = FLOAT(0.0)
-    for i in range(x.shape[0]):
-        largest = max(largest, abs(x[i]))
-    q[:] = 0
-    if top >= INFINITY_BITS:
-        return NAN
-    if largest < TINY:
-        return ZERO
-    scale = FLOAT(largest / FLOAT(127.0))
-    for i in range(x.shape[0]):
-        q[i] = np.int8((FLOAT(x[i] / scale) + MAGIC) - MAGIC)
-    return scale
-
-
-@njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def write_int8(
-    values: np.ndarray,
-    bits: np.ndarray,
-    slots: np.ndarray,
-    store: np.ndarray,
-    scales: np.ndarray,
-) -> None:
-    """Quantizes float32 [T, heads, D] into the slots of an INT8 store."""
-    block_size = store.shape[2]
-    for token in range(values.shape[0]):
-        block, offset = slots[token] // block_size, slots[token] % block_size
-        for head in range(values.shape[1]):
-            scales[block, head, offset] = quantize_head(
-                values[token, head], bits[token, head], store[block, head, offset]
-            )

@@ -11,7 +11,7 @@ import triton
 
 from ..layout import KVLayer, StepLayout
 from .decode import decode_kernel, reduce_kernel
-from .layout import to_device
+from .layout import STORED_BITS, to_device
 from .prefill import prefill_kernel
 
 
@@ -97,6 +97,7 @@ class _Launch:
         self.sequences = layout.context_length.shape[0]
         self.rows = max(tiling.rows, triton.next_power_of_2(self.group))
         self.splits = triton.cdiv(layout.max_context, tiling.split)
+        bits = STORED_BITS[layer.kind]
         quantized = layer.k_scale is not None
         self.common: dict[str, object] = {
             "q_ptr": q,
@@ -117,7 +118,7 @@ class _Launch:
             "D_PADDED": max(16, triton.next_power_of_2(self.head_dim)),
             "KV_HEADS": self.kv_heads,
             "BLOCK_SIZE": block_size,
-            "QUANTIZED": quantized,
+            "BITS": bits,
             # tf32 holds INT8 and half precision exactly, but not float32 queries.
             "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
             # Fused multiply-adds would be placed differently in the two kernels.

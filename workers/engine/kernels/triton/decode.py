@@ -17,7 +17,7 @@ def decode_kernel(
     q_stride, alibi_stride, table_stride, scale, window, softcap, num_splits,
     GROUP: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUANTIZED: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BITS: tl.constexpr,
     WINDOW: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -47,7 +47,7 @@ def decode_kernel(
             begin, tl.minimum(begin + SPLIT, context), kv_head,
             table_ptr + sequence.to(tl.int64) * table_stride,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale, window, softcap,
-            ROWS, TILE, D, D_PADDED, KV_HEADS, BLOCK_SIZE, QUANTIZED,
+            ROWS, TILE, D, D_PADDED, KV_HEADS, BLOCK_SIZE, BITS,
             WINDOW, ALIBI, SOFTCAP, PRECISION,
         )
         state = (sequence * KV_HEADS * GROUP + heads).to(tl.int64) * num_splits + split

@@ -1,10 +1,14 @@
 """A step's layout and a layer's store on a GPU, and what the host keeps of them."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from ..layout import KVLayer, StepLayout
+from ..layout import KVKind, KVLayer, StepLayout
+
+STORED_BITS: Final[dict[KVKind, int]] = {"int4": 4, "int8": 8, "float32": 32}
+"""Bits of a stored element, by which the kernels are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +57,41 @@ def store_to_device(layer: KVLayer, device: torch.device | str) -> KVLayer:
         layer.v.to(device),
         None if layer.k_scale is None else layer.k_scale.to(device),
         None if layer.v_scale is None else layer.v_scale.to(device),
+    )
+
+
+def empty_store_like(layer: KVLayer, device: torch.device | str) -> KVLayer:
+    """Returns a zeroed store of the same shape on a device; nothing is copied.
+
+    Args:
+        layer: Gives shapes and types; its own memory is not touched.
+        device: Where the kernels run.
+    """
+
+    def zeros(like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(like.shape, dtype=like.dtype, device=device)
+
+    return KVLayer(
+        zeros(layer.k),
+        zeros(layer.v),
+        None if layer.k_scale is None else zeros(layer.k_scale),
+        None if layer.v_scale is None else zeros(layer.v_scale),
+    )
+
+
+def static_layout(layout: StepLayout, max_context: int) -> DeviceLayout:
+    """Returns the layout of a decode step whose launches do not follow its values.
+
+    Args:
+        layout: On the device, one query a sequence.
+        max_context: At least the longest context that will ever stand there.
+    """
+    return DeviceLayout(
+        layout.slot_mapping,
+        layout.query_start,
+        layout.context_length,
+        layout.block_table,
+        layout.positions,
+        1,
+        max_context,
     )

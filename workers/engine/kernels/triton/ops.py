@@ -117,7 +117,7 @@ class TritonOps:
         Raises:
             EngineError: Shapes do not match the store.
         """
-        _, heads, _, dim = store_layer.k.shape
+        heads, dim = store_layer.k.shape[1], store_layer.head_dim
         expected = (layout.slot_mapping.shape[0], heads, dim)
         for name, values in (("k", k), ("v", v)):
             if tuple(values.shape) != expected:
@@ -155,7 +155,7 @@ class TritonOps:
         Raises:
             EngineError: Shapes do not match the store.
         """
-        _, kv_heads, _, dim = store_layer.k.shape
+        kv_heads, dim = store_layer.k.shape[1], store_layer.head_dim
         tokens = layout.slot_mapping.shape[0]
         heads = q.shape[1] if q.dim() == 3 else 0
         if heads == 0 or heads % kv_heads or q.shape[0] != tokens or q.shape[2] != dim:

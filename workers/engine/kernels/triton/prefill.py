@@ -36,7 +36,7 @@ def prefill_kernel(
     GROUP: tl.constexpr, SPLIT: tl.constexpr, QUERIES: tl.constexpr,
     SEQUENCES_PADDED: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUANTIZED: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BITS: tl.constexpr,
     WINDOW: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -74,7 +74,7 @@ def prefill_kernel(
                 split * SPLIT, tl.minimum((split + 1) * SPLIT, end), kv_head,
                 table_ptr + sequence.to(tl.int64) * table_stride,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale, window, softcap,
-                ROWS, TILE, D, D_PADDED, KV_HEADS, BLOCK_SIZE, QUANTIZED,
+                ROWS, TILE, D, D_PADDED, KV_HEADS, BLOCK_SIZE, BITS,
                 WINDOW, ALIBI, SOFTCAP, PRECISION,
             )
             acc, total, peak = merge(acc, total, peak, acc_next, total_next, peak_next)

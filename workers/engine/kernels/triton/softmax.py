@@ -13,6 +13,10 @@ and on what is stored, never on the batch, the chunk or the kernel that computed
 import triton
 import triton.language as tl
 
+from ..layout import INT4_GROUP
+
+_GROUP = tl.constexpr(INT4_GROUP)
+
 
 @triton.jit
 def _tanh(x):
@@ -95,17 +99,39 @@ def _scores(
 
 
 @triton.jit
+def _load_stored(
+    ptr, scale_ptr, slots, dims, inside, D: tl.constexpr, BITS: tl.constexpr
+):
+    """Keys or values [keys, dims] as float32; INT8 without its scale by key.
+
+    INT4 comes with its scales by group: 3 bits of a value times the 8 of a bfloat16
+    are exact in tf32.
+    """
+    if BITS == 4:
+        packed = slots[:, None] * (D // 2) + dims[None, :] // 2
+        halves = tl.load(ptr + packed, mask=inside, other=0).to(tl.int32)
+        values = ((halves >> (dims[None, :] % 2 * 4)) & 15) - 8
+        groups = slots[:, None] * tl.cdiv(D, _GROUP) + dims[None, :] // _GROUP
+        scales = tl.load(scale_ptr + groups, mask=inside, other=0.0)
+        stored = values.to(tl.float32) * scales.to(tl.float32)
+    else:
+        offsets = slots[:, None] * D + dims[None, :]
+        stored = tl.load(ptr + offsets, mask=inside, other=0).to(tl.float32)
+    return stored
+
+
+@triton.jit
 def attend_split(
     q, positions, bias_rows, own_bias, begin, end, kv_head, table_ptr,
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, scale, window, softcap,
     ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUANTIZED: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BITS: tl.constexpr,
     WINDOW: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Softmax state of rows of queries over the stored keys `begin` to `end`.
 
-    Operands of the products are float32 whatever the store: INT8 values and half
+    Operands of the products are float32 whatever the store: quantized values and half
     precision queries are exact in it and in the tensor cores' tf32.
     """
     acc = tl.zeros([ROWS, D_PADDED], tl.float32)
@@ -118,12 +144,11 @@ def attend_split(
         block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=stored, other=0)
         slots = (block.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE
         slots += keys % BLOCK_SIZE
-        offsets = slots[:, None] * D + dims[None, :]
         inside = stored[:, None] & (dims[None, :] < D)
-        k = tl.load(k_ptr + offsets, mask=inside, other=0).to(tl.float32)
-        v = tl.load(v_ptr + offsets, mask=inside, other=0).to(tl.float32)
+        k = _load_stored(k_ptr, k_scale_ptr, slots, dims, inside, D, BITS)
+        v = _load_stored(v_ptr, v_scale_ptr, slots, dims, inside, D, BITS)
         k_scale = tl.full([TILE], 1.0, tl.float32)
-        if QUANTIZED:
+        if BITS == 8:
             k_scale = tl.load(k_scale_ptr + slots, mask=stored, other=0.0)
         scores = _scores(
             q, k, k_scale, keys, end, positions, bias_rows, own_bias,
@@ -135,7 +160,7 @@ def attend_split(
         weights = tl.exp(scores - shift[:, None])
         keep = tl.exp(peak - shift)
         total = total * keep + tl.sum(weights, axis=1)
-        if QUANTIZED:
+        if BITS == 8:
             v_scale = tl.load(v_scale_ptr + slots, mask=stored, other=0.0)
         else:
             # A value that is not finite spoils the queries that see it, no others.

@@ -7,7 +7,7 @@ using namespace mill;
 
 // Raised with every change of a function's arguments or of a struct that Python fills
 // in; cpp_library.py holds the same number and refuses a library of another one.
-TM_EXPORT int tm_interface() { return 2; }
+TM_EXPORT int tm_interface() { return 3; }
 
 TM_EXPORT const char* tm_isa() { return active->name; }
 
@@ -38,10 +38,10 @@ TM_EXPORT void tm_linear(const float* x, int64_t rows, int64_t inputs, int64_t x
 
 TM_EXPORT void tm_kv_write(const float* k, int64_t k_stride, const float* v,
                            int64_t v_stride, const int64_t* slots, int64_t tokens,
-                           int64_t heads, int64_t dim, int64_t block_size, void* k_store,
-                           void* v_store, float* k_scale, float* v_scale) {
+                           int64_t heads, int64_t dim, int64_t block_size, int64_t kind,
+                           void* k_store, void* v_store, void* k_scale, void* v_scale) {
   kv_write(k, k_stride, v, v_stride, slots, tokens,
-           {k_store, v_store, k_scale, v_scale, heads, dim, block_size});
+           {k_store, v_store, k_scale, v_scale, heads, dim, block_size, kind});
 }
 
 TM_EXPORT void tm_attention(const AttentionTask* task, int64_t sequences) {

@@ -66,9 +66,9 @@ inline void llama_layer(const LlamaLayer& l, AttentionTask task, const int64_t* 
   linear(narrow, rows, l.hidden, l.qkv, wide);
   rotate_rows(wide, rows, qkv_width, task.heads, task.kv_heads, task.dim, cos, sin,
               l.q_norm, l.k_norm, l.epsilon);
-  const Store store = {(void*)task.k,         (void*)task.v, (float*)task.k_scale,
-                       (float*)task.v_scale,  task.kv_heads, task.dim,
-                       task.block_size};
+  const Store store = {(void*)task.k,       (void*)task.v, (void*)task.k_scale,
+                       (void*)task.v_scale, task.kv_heads, task.dim,
+                       task.block_size,     task.store_kind};
   kv_write(wide + q_width, qkv_width, wide + q_width + kv_width, qkv_width, slots, rows,
            store);
   task.q = wide;

@@ -12,7 +12,7 @@ namespace mill {
 constexpr int64_t kRowBlockBytes = 192 * 1024;  // quantized rows that stay in L2
 constexpr int64_t kSerialElements = 16 * 1024;  // below this, waking threads costs more
 constexpr int64_t kPieceProducts = 128 * 1024;   // multiply-adds per claimed piece
-enum : int { kNarrow, kWide, kTurned, kScales, kScratch };  // workspaces in use
+enum : int { kNarrow, kWide, kTurned, kScales, kScratch, kParts };  // workspaces in use
 constexpr int64_t kAttentionRows = 48;          // query rows per attention item
 
 // Grows and never shrinks; one per thread, so calls never share memory. `Use` keeps
@@ -115,10 +115,26 @@ void for_rows(int64_t rows, int64_t width, const Body& body) {
 }
 
 struct Store {
-  void *k, *v;
-  float *k_scale, *v_scale;  // null for a float store
-  int64_t heads, dim, block_size;
+  void *k, *v, *k_scale, *v_scale;  // no scales for a float store
+  int64_t heads, dim, block_size, kind;
 };
+
+// Writes one head's K or V into its slot.
+inline void write_head(const float* x, const Store& s, void* store, void* scale,
+                       int64_t row) {
+  switch (s.kind) {
+    case kInt4Store:
+      active->quantize_int4(x, s.dim, (uint8_t*)store + row * (s.dim / 2),
+                            (uint16_t*)scale + row * int4_groups(s.dim));
+      break;
+    case kInt8Store:
+      active->quantize_head(x, s.dim, (int8_t*)store + row * s.dim,
+                            (float*)scale + row);
+      break;
+    default:
+      std::memcpy((float*)store + row * s.dim, x, s.dim * sizeof(float));
+  }
+}
 
 // Writes K and V of each token into its slot.
 inline void kv_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride,
@@ -126,20 +142,53 @@ inline void kv_write(const float* k, int64_t k_stride, const float* v, int64_t v
   for_rows(tokens, s.heads * s.dim, [&](int64_t token) {
     const int64_t block = slots[token] / s.block_size;
     const int64_t offset = slots[token] % s.block_size;
-    const float* const from[2] = {k + token * k_stride, v + token * v_stride};
-    void* const store[2] = {s.k, s.v};
-    float* const scale[2] = {s.k_scale, s.v_scale};
-    for (int i = 0; i < 2; ++i)
-      for (int64_t head = 0; head < s.heads; ++head) {
-        const int64_t row = (block * s.heads + head) * s.block_size + offset;
-        const float* x = from[i] + head * s.dim;
-        if (scale[i])
-          active->quantize_head(x, s.dim, (int8_t*)store[i] + row * s.dim,
-                                scale[i] + row);
-        else
-          std::memcpy((float*)store[i] + row * s.dim, x, s.dim * sizeof(float));
-      }
+    for (int64_t head = 0; head < s.heads; ++head) {
+      const int64_t row = (block * s.heads + head) * s.block_size + offset;
+      write_head(k + token * k_stride + head * s.dim, s, s.k, s.k_scale, row);
+      write_head(v + token * v_stride + head * s.dim, s, s.v, s.v_scale, row);
+    }
   });
+}
+
+// Cuts one sequence's queries into items of at most `most`.
+inline void cut_queries(const AttentionTask& t, int32_t sequence, int32_t most,
+                        std::vector<AttentionItem>& items) {
+  const int32_t length = t.query_start[sequence + 1] - t.query_start[sequence];
+  // Late queries see the most keys: they go first, so that no thread ends alone.
+  for (int32_t end = length; end > 0;) {
+    const int32_t first = std::max(0, (end - 1) / most * most);
+    for (int32_t head = 0; head < t.kv_heads; ++head)
+      items.push_back({sequence, head, first, end - first, 0, nullptr});
+    end = first;
+  }
+}
+
+// Computes few items segment by segment, so that all threads share a long context.
+inline void attend_segments(const AttentionTask& t,
+                            const std::vector<AttentionItem>& items, size_t floats) {
+  const int64_t group = t.heads / t.kv_heads, d = (t.dim + 7) / 8 * 8;
+  thread_local std::vector<AttentionItem> pieces;
+  pieces.clear();
+  int64_t size = 0;
+  const auto segments_of = [&](const AttentionItem& item) {
+    return (t.context_length[item.sequence] + kSegment - 1) / kSegment;
+  };
+  for (const AttentionItem& item : items)
+    size += segments_of(item) * item.count * group * (d + 2);
+  float* part = workspace<float, kParts>(size);
+  for (AttentionItem item : items)
+    for (item.segment = 0; item.segment < segments_of(item); ++item.segment) {
+      item.part = part;
+      pieces.push_back(item);
+      part += item.count * group * (d + 2);
+    }
+  const AttentionItem* list = pieces.data();
+  parallel((int64_t)pieces.size(), [&](int64_t i) {
+    active->attend(t, list[i], workspace<float, kScratch>(floats));
+  });
+  for (size_t i = 0; i < pieces.size(); i += segments_of(pieces[i]))
+    active->merge_parts(t, pieces[i], segments_of(pieces[i]),
+                        workspace<float, kScratch>(floats));
 }
 
 inline void attention(const AttentionTask& t, int64_t sequences) {
@@ -147,18 +196,18 @@ inline void attention(const AttentionTask& t, int64_t sequences) {
   const int32_t most = (int32_t)std::max<int64_t>(1, kAttentionRows / group);
   thread_local std::vector<AttentionItem> items;
   items.clear();
+  int32_t longest = 0;
   for (int32_t s = 0; s < sequences; ++s) {
-    const int32_t length = t.query_start[s + 1] - t.query_start[s];
-    // Late queries see the most keys: they go first, so that no thread ends alone.
-    for (int32_t end = length; end > 0;) {
-      const int32_t first = std::max(0, (end - 1) / most * most);
-      for (int32_t head = 0; head < t.kv_heads; ++head)
-        items.push_back({s, head, first, end - first});
-      end = first;
-    }
+    cut_queries(t, s, most, items);
+    longest = std::max(longest, t.context_length[s]);
   }
   const AttentionItem* list = items.data();
   const size_t floats = attention_scratch(most * group, t.dim);
+  const bool few = (int64_t)items.size() < 3 * thread_limit() && thread_limit() > 1;
+  if (few && longest > kSegment) {
+    attend_segments(t, items, floats);
+    return;
+  }
   parallel((int64_t)items.size(), [&](int64_t i) {
     active->attend(t, list[i], workspace<float, kScratch>(floats));
   });

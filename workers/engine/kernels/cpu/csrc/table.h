@@ -7,7 +7,15 @@ namespace mill {
 constexpr int kOutputTile = 16;   // outputs that a weight tile holds side by side
 constexpr int kMaxRowTile = 6;    // rows x 16 outputs whose sums fit the registers
 constexpr int kKeyTile = 32;      // keys per softmax step, aligned to key positions
+constexpr int64_t kSegment = 512;  // key positions whose softmax is computed apart
+constexpr int kRowTile = 4;        // heads of one query that read a tile together
+constexpr int64_t kInt4Group = 16;  // elements of an INT4 vector that share a scale
 constexpr int64_t kBlock = 512;   // inputs per exact int32 sum, see reference.py
+
+enum StoreKind : int64_t { kFloatStore, kInt8Store, kInt4Store };
+
+// Scales of one vector of an INT4 store.
+inline int64_t int4_groups(int64_t dim) { return (dim + kInt4Group - 1) / kInt4Group; }
 
 // A weight panel's geometry and the rows that one call multiplies with it.
 struct LinearTask {
@@ -27,10 +35,10 @@ struct LinearTask {
 struct AttentionTask {
   const float* q;
   int64_t q_stride;
-  const void* k;         // int8 or float [blocks, kv_heads, block_size, dim]
+  const void* k;         // [blocks, kv_heads, block_size, vector], see layout.py
   const void* v;
-  const float* k_scale;  // null for a float store
-  const float* v_scale;
+  const void* k_scale;   // null for a float store
+  const void* v_scale;
   const int32_t* query_start;
   const int32_t* context_length;
   const int32_t* block_table;
@@ -41,11 +49,14 @@ struct AttentionTask {
   int64_t window;        // 0 is none
   float scale, softcap;  // softcap 0 is none
   int64_t alibi_stride;
+  int64_t store_kind;    // StoreKind
 };
 
 // Some queries of one sequence, seen by one KV head.
 struct AttentionItem {
   int32_t sequence, kv_head, first, count;
+  int32_t segment;  // the only one to compute, if there is a part
+  float* part;      // [rows][d] sums, [rows] peaks, [rows] masses; null: all segments
 };
 
 struct KernelTable {
@@ -57,7 +68,10 @@ struct KernelTable {
   void (*linear_int16)(const LinearTask& task, int64_t first_tile, int64_t end_tile);
   void (*linear_int8)(const LinearTask& task, int64_t first_tile, int64_t end_tile);
   void (*quantize_head)(const float* x, int64_t dim, int8_t* q, float* scale);
+  void (*quantize_int4)(const float* x, int64_t dim, uint8_t* q, uint16_t* scale);
   void (*attend)(const AttentionTask& task, const AttentionItem& item, float* scratch);
+  void (*merge_parts)(const AttentionTask& task, const AttentionItem& item,
+                      int64_t segments, float* scratch);
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float epsilon,
                    float* y);
   void (*silu_multiply)(const float* gate, const float* up, int64_t n, float* y);
@@ -74,7 +88,7 @@ const KernelTable* avx512vnni_kernels();
 // Floats of scratch that `attend` needs for items of at most `rows` query rows.
 inline int64_t attention_scratch(int64_t rows, int64_t dim) {
   const int64_t d = (dim + 7) / 8 * 8;
-  return 2 * kKeyTile * d + rows * (2 * d + kKeyTile + 4) + 64;
+  return 2 * kKeyTile * d + rows * (3 * d + 4) + kRowTile * kKeyTile;
 }
 
 }  // namespace mill
