@@ -189,9 +189,26 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     prefill_backlog: int = 0
     """Prompt tokens accepted and not yet prefilled."""
     overruns: int = 0
-    """Requests that did not fit when they came: zero while the scheduler is right."""
+    """Requests that came beyond what was promised: zero while the scheduler is
+    right."""
     steps: int = 0
     scheduled_tokens: int = 0
+    pool_blocks: int = 0
+    """KV blocks there are; `GroupInfo.total_blocks` is what is announced."""
+    cached_blocks: int = 0
+    """Of the free ones, those whose content a later prompt may find."""
+    allocated_tokens: int = 0
+    """Token slots of the blocks in use."""
+    used_tokens: int = 0
+    """Of these, slots in which a token stands."""
+    preemptions: int = 0
+    """Times a sequence yielded its blocks and was computed again."""
+    prefix_tokens_asked: int = 0
+    """Tokens of sequences when they began to run."""
+    prefix_tokens_hit: int = 0
+    """Of these, tokens found in the prefix cache."""
+    out_of_memory: int = 0
+    """Times a step did not fit in memory and was halved."""
 
 
 class DeadJob(msgspec.Struct, frozen=True):

@@ -33,6 +33,14 @@ def counters(room: Capacity) -> EngineCounters:
         overruns=room.overruns,
         steps=room.steps,
         scheduled_tokens=room.scheduled_tokens,
+        pool_blocks=room.total_blocks,
+        cached_blocks=room.cached_blocks,
+        allocated_tokens=room.allocated_tokens,
+        used_tokens=room.used_tokens,
+        preemptions=room.preemptions,
+        prefix_tokens_asked=room.prefix_tokens_asked,
+        prefix_tokens_hit=room.prefix_tokens_hit,
+        out_of_memory=room.out_of_memory,
     )
 
 
@@ -46,6 +54,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The tokenizer, packed; None for the `bytes` tokenizer."""
     block_size: int
     batch_tokens: int
+    kv_overcommit: float = 1.0
+    """Announced KV blocks as a multiple of those there are."""
 
 
 class Registration:
@@ -123,7 +133,7 @@ class Registration:
         spec, room = self._spec, self._capacity()
         return GroupInfo(
             group=spec.group,
-            total_blocks=room.total_blocks,
+            total_blocks=int(room.total_blocks * spec.kv_overcommit),
             max_running=room.max_running,
             batch_tokens=spec.batch_tokens,
             block_size=spec.block_size,

@@ -48,6 +48,7 @@ def engine_request(started: Started, request: JobRequest) -> EngineRequest:
         seed=started.seed,
         job_class=JobClass(started.job_class),
         priority=started.priority,
+        cache_salt=started.tenant,
         emitted=emitted_choices(started, request.sampling.n),
     )
 

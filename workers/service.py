@@ -107,6 +107,7 @@ def _worker(
             bundle=loaded.bundle,
             block_size=loaded.block_size,
             batch_tokens=loaded.batch_tokens,
+            kv_overcommit=config.worker.kv_overcommit,
         ),
         config=config,
     )

@@ -35,6 +35,8 @@ class FakeRunner:
         vocab_size: int = VOCAB,
         eos_token_ids: frozenset[int] = frozenset({EOS}),
     ) -> None:
+        self.weights_version = "fake"
+        self.kv_depends_on_length = False
         self.vocab_size = vocab_size
         self.max_context = max_context
         self.eos_token_ids = eos_token_ids

@@ -63,14 +63,45 @@ def test_integrity_check_finds_books_that_differ(holdings, message):
         pool.check_integrity(holdings)
 
 
-def test_manager_counts_in_tokens():
+def test_idle_blocks_are_taken_last_and_the_idlest_first():
+    evicted = []
+    pool = BlockPool(4, on_evict=evicted.append)
+    old, new = pool.take(2), pool.take(1)
+    pool.release(old, keep=old)
+    pool.release(new, keep=new)
+    pool.check_integrity([])
+    assert (pool.num_free, pool.num_idle) == (4, 3)
+    assert pool.take(1) == (3,)
+    assert evicted == []
+    # The end of a prefix is useless without its beginning, so it goes first.
+    assert pool.take(3) == (old[1], old[0], new[0])
+    assert evicted == [old[1], old[0], new[0]]
+
+
+def test_sharing_an_idle_block_wakes_it():
+    pool = BlockPool(2, on_evict=lambda _: pytest.fail("evicted"))
+    blocks = pool.take(1)
+    pool.release(blocks, keep=blocks)
+    pool.share(blocks)
+    pool.check_integrity([blocks])
+    assert pool.num_free == 1
+    with pytest.raises(KVPoolExhausted):
+        pool.take(2)
+
+
+def test_manager_counts_in_tokens_and_takes_blocks_as_they_are_needed():
     kv = KVManager(num_blocks=4, block_size=8)
     assert [kv.blocks_for(n) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
-    allocation = kv.reserve(17)
-    assert kv.free_blocks == 1
+    allocation = kv.open()
+    assert kv.missing(allocation, 17) == 3
+    kv.grow(allocation, 9)
+    assert (kv.free_blocks, kv.missing(allocation, 17)) == (2, 1)
+    kv.grow(allocation, 17)
+    assert (kv.free_blocks, kv.held_tokens) == (1, 24)
     assert [len(allocation.table(n)) for n in (1, 8, 9, 17)] == [1, 1, 2, 3]
-    assert kv.fits(8)
-    assert not kv.fits(9)
+    with pytest.raises(KVPoolExhausted):
+        kv.grow(allocation, 33)
+    kv.check_integrity([allocation])
     kv.release(allocation)
     kv.check_integrity([])
     assert kv.free_blocks == 4

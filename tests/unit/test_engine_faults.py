@@ -1,5 +1,7 @@
 """Faults: one request's own, the step's, and memory that runs out."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from support.engine_driver import Stream, drain, greedy_oracle, request
@@ -13,6 +15,8 @@ from tokenmill.workers.engine.sequence import Sequence
 
 def make(**options) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(num_blocks=200)
+    # Chunks that follow the clock would make the steps of a test differ.
+    options.setdefault("step_target_ms", 0.0)
     return Engine(runner, TokenTable.for_bytes(), **options), runner
 
 
@@ -133,6 +137,23 @@ def test_an_error_while_a_token_is_drawn_ends_that_request_alone(monkeypatch):
     assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
 
 
+def test_a_penalty_that_raises_for_one_row_ends_that_request_alone(monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no such score")
+
+    monkeypatch.setattr(
+        "tokenmill.workers.engine.penalties.TokenHistory.penalize", broken
+    )
+    engine, _ = make()
+    engine.add(request("bad", [1, 2], repetition_penalty=1.5))
+    engine.add(request("biased", [3, 4], logit_bias={5: 0.0}))
+    engine.add(request("good", [5, 6]))
+    stream = drain(engine)
+    assert "no such score" in stream.finished["bad"].error.message
+    assert stream.token_ids["biased", 0] == greedy_oracle([3, 4], 8)
+    assert stream.token_ids["good", 0] == greedy_oracle([5, 6], 8)
+
+
 @pytest.mark.parametrize("temperature", [1e-46, 5e-324, 1e-40, 1e-6, 1e-5])
 def test_a_temperature_that_float32_cannot_hold_is_greedy(temperature):
     engine, _ = make()
@@ -153,7 +174,9 @@ def test_a_failing_step_changes_nothing_and_can_be_repeated():
     with pytest.raises(ZeroDivisionError):
         engine.step()
     engine.check_integrity()
-    assert engine.capacity() == before
+    after = engine.capacity()
+    assert (after.steps, after.used_tokens) == (before.steps, before.used_tokens)
+    assert after.prefill_backlog == before.prefill_backlog == 7
     runner.fail = None
     drain(engine, stream)
     assert stream.token_ids["a", 0] == greedy_oracle(range(11), 8)
@@ -183,6 +206,81 @@ def test_a_step_that_does_not_fit_in_memory_runs_in_parts(limit):
     for name, prompt in prompts.items():
         assert stream.token_ids[name, 0] == greedy_oracle(prompt, 8)
     assert engine.capacity().scheduled_tokens == runner.gemm_rows
+
+
+def test_the_size_that_fitted_is_remembered_and_grows_back_slowly():
+    engine, runner = make(prefill_chunk=64)
+    runner.max_rows = 9
+    for i in range(8):
+        engine.add(request(f"r{i}", [i, *range(30)], max_tokens=30, ignore_eos=True))
+    stream = Stream()
+    stream.take(engine.step())
+    # 64, 32 and 16 tokens were too many.
+    assert engine.capacity().out_of_memory == 3
+    for _ in range(20):
+        stream.take(engine.step())
+        engine.check_integrity()
+    # At most every second step tries one more token.
+    assert engine.capacity().out_of_memory <= 3 + 11
+    runner.max_rows = None
+    start = len(runner.batches)
+    while engine.capacity().prefill_backlog:
+        stream.take(engine.step())
+    sizes = [len(batch.token_ids) for batch in runner.batches[start:]]
+    assert all(late - early <= 1 for early, late in pairwise(sizes[:4]))
+    assert max(sizes) > 12
+    drain(engine, stream)
+    for i in range(8):
+        expected = greedy_oracle([i, *range(30)], 30, eos=None)
+        assert stream.token_ids[f"r{i}", 0] == expected
+
+
+def test_what_was_left_out_of_a_step_comes_first_in_the_next():
+    engine, runner = make()
+    for i in range(6):
+        engine.add(request(f"r{i}", [i], max_tokens=40, ignore_eos=True))
+    stream = Stream()
+    stream.take(engine.step())
+    runner.max_rows = 2
+    for _ in range(12):
+        stream.take(engine.step())
+        counts = [len(stream.token_ids[f"r{i}", 0]) for i in range(6)]
+        assert max(counts) - min(counts) <= 2
+    assert min(counts) >= 3
+
+
+def test_caches_are_released_when_memory_ran_out_and_only_then():
+    engine, runner = make()
+    calls = []
+    runner.release_caches = lambda: calls.append(len(runner.batches))
+    engine.add(request("a", range(9), ignore_eos=True))
+    engine.step()
+    engine.step()
+    assert calls == []
+    runner.max_rows = 4
+    engine.add(request("b", range(40, 49), ignore_eos=True))
+    engine.step()
+    assert calls == [2]
+
+
+def test_a_request_too_large_alone_fails_and_its_neighbours_go_on():
+    """Memory runs out whenever one request's long context is in the step."""
+    engine, runner = make()
+    run = runner.run
+
+    def out_of_memory_at_length(batch):
+        if any(part.context_length > 12 for part in batch.slices):
+            raise MemoryError("13 tokens of context")
+        return run(batch)
+
+    runner.run = out_of_memory_at_length
+    engine.add(request("long", range(20), max_tokens=2))
+    engine.add(request("short", [5, 6], max_tokens=8))
+    stream = drain(engine)
+    error = stream.finished["long"].error
+    assert "1 token with a context of 13 tokens" in error.message
+    assert "13 tokens of context" in error.message
+    assert stream.token_ids["short", 0] == greedy_oracle([5, 6], 8)
 
 
 def test_a_single_token_that_does_not_fit_fails_its_request_with_the_numbers():

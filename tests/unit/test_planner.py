@@ -20,7 +20,8 @@ def sequence(prompt: int, *, computed: int = 0, first_block: int = 0) -> Sequenc
         arrival=1,
     )
     made.num_computed = computed
-    made.allocation = Allocation(tuple(range(first_block, first_block + 20)), 4)
+    made.allocation = Allocation(4)
+    made.allocation.blocks = list(range(first_block, first_block + 20))
     return made
 
 

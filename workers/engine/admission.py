@@ -3,6 +3,7 @@
 from ...shared.errors import InvalidRequest, KVPoolExhausted, PromptTooLong
 from .batch import ModelRunner
 from .kv.manager import KVManager
+from .kv.prefix_cache import Namespace
 from .request import EngineRequest
 
 
@@ -14,6 +15,18 @@ def output_limit(request: EngineRequest, max_context: int) -> int:
         max_context: Most tokens of prompt plus output.
     """
     return min(request.sampling.max_tokens, max_context - len(request.token_ids))
+
+
+def namespace_of(request: EngineRequest, runner: ModelRunner) -> Namespace:
+    """Returns whom a request may share KV blocks with: those of an equal namespace.
+
+    Args:
+        request: The request.
+        runner: Its weights; and whether the prompt's length is part of the K and V.
+    """
+    adapter = ""
+    length = len(request.token_ids) if runner.kv_depends_on_length else None
+    return (runner.weights_version, adapter, request.cache_salt, length)
 
 
 def check_request(request: EngineRequest, runner: ModelRunner, kv: KVManager) -> None:

@@ -39,8 +39,17 @@ class StepBatch(msgspec.Struct, frozen=True):
 
 
 class ModelRunner(Protocol):
-    """Runs the model over one packed step. Implementations: model.runner, tests."""
+    """Runs the model over one packed step. Implementations: model.runner, tests.
 
+    A method `release_caches()`, where there is one, is called when memory ran out: it
+    gives back what the device's allocator keeps unused.
+    """
+
+    weights_version: str
+    """Names the weights in their precision: K and V of others are never shared."""
+    kv_depends_on_length: bool
+    """Whether K and V of a token depend on its prompt's length (RoPE scalings that
+    look at it), so that only prompts of one length can share them."""
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]

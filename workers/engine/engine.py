@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable, Iterable
 
-import structlog
-
 from ...shared.errors import EngineError
 from ...shared.messages import FinishReason, JobError
-from .admission import check_request, output_limit
+from .admission import check_request, namespace_of, output_limit
 from .batch import ModelRunner
 from .detokenizer import DetokenizerSource
 from .kv.manager import KVManager
+from .pacing import Pace
 from .planner import Plan, num_tokens, plan_step
-from .recovery import run_what_fits
+from .preemption import make_room
+from .recovery import StepLimit, processing_failed
 from .request import (
     Capacity,
     EngineRequest,
@@ -29,14 +29,6 @@ from .step_time import StepTimeFit
 Outcome = tuple[Sequence, Sampled | EngineError]
 """A sequence's next token, or the error that ends its request."""
 
-_log = structlog.get_logger(__name__)
-
-
-def _processing_failed(sequence: Sequence, error: Exception) -> EngineError:
-    """Logs, with its traceback, what ends one request, and returns it."""
-    _log.error("request_failed", request_id=sequence.request.id, exc_info=error)
-    return EngineError(f"the output could not be processed: {error!r}")
-
 
 class Engine:
     """Runs requests on one model, many at a time.
@@ -46,6 +38,11 @@ class Engine:
         tokenizer: Where each output's detokenizer comes from.
         max_running: Sequences in a step at most.
         prefill_chunk: Tokens in a step: decode rows first, prefill fills the rest.
+        prefix_cache: Whether the K and V of past requests serve later ones that begin
+            with the same tokens. Choices of one request share in any case.
+        step_target_ms: Time that a step may take while interactive sequences decode;
+            None is twice that of a decode step, 0 is no bound.
+        kv_overcommit: Times the KV pool that the requests sent here may need in all.
         clock: Seconds, for the step-time fit.
     """
 
@@ -56,6 +53,9 @@ class Engine:
         *,
         max_running: int = 16,
         prefill_chunk: int = 512,
+        prefix_cache: bool = True,
+        step_target_ms: float | None = None,
+        kv_overcommit: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
@@ -63,8 +63,13 @@ class Engine:
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
         self._clock = clock
-        self._kv = KVManager(runner.num_blocks, runner.block_size)
-        self._roster = Roster(self._kv, max_running)
+        self._prefix_cache = prefix_cache
+        self._kv = KVManager(
+            runner.num_blocks, runner.block_size, keep_idle=prefix_cache
+        )
+        self._roster = Roster(self._kv, max_running, overcommit=kv_overcommit)
+        self._limit = StepLimit(runner)
+        self._pace = Pace(step_target_ms)
         self._ended_by_replay: list[Sequence] = []
         """Choices that ended while they were replayed; the next step says so."""
         self._arrivals = 0
@@ -86,24 +91,30 @@ class Engine:
 
     def _plan(self) -> Plan:
         self._roster.admit()
-        return plan_step(self._roster.running, self._prefill_chunk)
+        self._roster.reuse()
+        running = self._limit.order(self._roster.running)
+        limit = self._pace.prefill_limit(running)
+        plan = plan_step(running, self._prefill_chunk, limit)
+        return make_room(self._limit.apply(plan), self._roster)
 
     def _run(self, plan: Plan) -> list[Outcome]:
         """Runs the model and samples; when memory runs out, on part of the plan."""
         if not plan:
             return []
         started = self._clock()
-        ran, logits = run_what_fits(self._runner.run, plan)
+        ran, logits = self._limit.run(plan)
         if isinstance(logits, EngineError):
             return [(ran[0].sequence, logits)]
         sampling = [part.sequence for part in ran if part.samples]
         sampled = sample(logits, [sequence.row for sequence in sampling])
-        for part in ran:
-            part.sequence.num_computed = part.end
+        self._roster.settle(ran)
         tokens = num_tokens(ran)
         self._steps += 1
         self._scheduled_tokens += tokens
-        self._fit.observe(tokens, (self._clock() - started) * 1e3)
+        if ran is plan:  # else the time of the attempts that failed is in it
+            milliseconds = (self._clock() - started) * 1e3
+            self._fit.observe(tokens, milliseconds)
+            self._pace.observe(ran, milliseconds)
         return list(zip(sampling, sampled, strict=True))
 
     def _deliver(self, outcomes: Iterable[Outcome]) -> StepOutput:
@@ -140,7 +151,7 @@ class Engine:
         try:
             return sequence.take_delta()
         except Exception as error:  # noqa: BLE001 - must not end its neighbours
-            return _processing_failed(sequence, error)
+            return processing_failed(sequence, error)
 
     def _accept(
         self, sequence: Sequence, outcome: Sampled | EngineError
@@ -151,7 +162,7 @@ class Engine:
         try:
             sequence.accept(outcome.token_id, outcome.logprob)
         except Exception as error:  # noqa: BLE001 - must not end its neighbours
-            return _processing_failed(sequence, error)
+            return processing_failed(sequence, error)
         if sequence.finish_reason is not None:
             self._roster.retire(sequence)
         return None
@@ -166,7 +177,7 @@ class Engine:
         )
 
     def _fail(self, sequence: Sequence, error: EngineError) -> Finished:
-        self._roster.leave(sequence.request.id)
+        self._roster.leave(sequence.request.id, keep=False)
         return Finished(
             request_id=sequence.request.id,
             prompt_tokens=sequence.num_prompt,
@@ -188,6 +199,9 @@ class Engine:
         self._roster.refuse_duplicate(request)
         check_request(request, self._runner, self._kv)
         self._arrivals += 1
+        namespace = namespace_of(request, self._runner)
+        if not self._prefix_cache:  # then only the choices of one request share
+            namespace = (self._arrivals,) if request.sampling.n > 1 else None
         sequences = tuple(
             Sequence(
                 request,
@@ -196,6 +210,7 @@ class Engine:
                 eos_ids=self._runner.eos_token_ids,
                 source=self._tokenizer,
                 arrival=self._arrivals,
+                namespace=namespace,
             )
             for choice in range(request.sampling.n)
         )
@@ -251,13 +266,21 @@ class Engine:
 
     def capacity(self) -> Capacity:
         """Returns room and counters."""
+        kv, roster = self._kv, self._roster
         return Capacity(
-            total_blocks=self._kv.total_blocks,
-            free_blocks=self._kv.free_blocks,
+            total_blocks=kv.total_blocks,
+            free_blocks=kv.free_blocks,
+            cached_blocks=kv.cached_blocks,
+            allocated_tokens=kv.held_tokens,
+            used_tokens=kv.held_tokens - roster.empty_slots,
             max_running=self._max_running,
-            num_running=len(self._roster.running) + len(self._roster.waiting),
-            prefill_backlog=self._roster.prefill_backlog,
-            overruns=self._roster.overruns,
+            num_running=len(roster.running) + len(roster.waiting),
+            prefill_backlog=roster.prefill_backlog,
+            overruns=roster.overruns,
+            preemptions=roster.preemptions,
+            prefix_tokens_asked=roster.tokens_asked,
+            prefix_tokens_hit=roster.tokens_hit,
+            out_of_memory=self._limit.halvings,
             steps=self._steps,
             scheduled_tokens=self._scheduled_tokens,
             step_fit_ms=self._fit.coefficients,
@@ -267,6 +290,6 @@ class Engine:
         """Checks the KV books; call it when idle.
 
         Raises:
-            EngineError: free + used is not the total, or a block is held twice.
+            EngineError: free + cached + used is not the total, or an owner is wrong.
         """
         self._roster.check_integrity()

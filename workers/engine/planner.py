@@ -31,13 +31,16 @@ class PlannedSlice(msgspec.Struct, frozen=True):
 Plan = tuple[PlannedSlice, ...]
 
 
-def plan_step(running: Iterable[Sequence], token_budget: int) -> Plan:
+def plan_step(
+    running: Iterable[Sequence], token_budget: int, prefill_limit: int | None = None
+) -> Plan:
     """Plans one step: every decode row, then prefill chunks in order of urgency.
 
     Args:
-        running: Sequences that hold blocks, most urgent first.
+        running: Sequences that may run, most urgent first.
         token_budget: Tokens in the step; prefill gets at least one, so that many
             decode rows cannot starve it.
+        prefill_limit: Prefill tokens at most, to bound the step's time.
 
     Returns:
         Slices in the order in which they are packed.
@@ -49,15 +52,51 @@ def plan_step(running: Iterable[Sequence], token_budget: int) -> Plan:
             decodes.append(PlannedSlice(sequence, sequence.num_computed, 1))
         else:
             prefills.append(sequence)
-    chunks: list[PlannedSlice] = []
     room = max(1, token_budget - len(decodes))
+    if prefill_limit is not None:
+        room = min(room, max(1, prefill_limit))
+    return (*decodes, *_plan_prefills(prefills, room))
+
+
+def _plan_prefills(prefills: Iterable[Sequence], room: int) -> Iterable[PlannedSlice]:
+    """Fills `room` tokens. A prompt waits while one before it computes the same block:
+    it will find it in the cache. The first never waits, so something always moves.
+    """
+    coming: set[int] = set()
     for sequence in prefills:
+        chain, computed = sequence.prompt_chain, sequence.num_computed
+        if chain is not None:
+            if chain.next_name(computed, sequence.num_tokens) in coming:
+                continue
+            coming.update(chain.pending_names(computed))
         length = min(room, sequence.num_uncomputed)
-        chunks.append(PlannedSlice(sequence, sequence.num_computed, length))
+        yield PlannedSlice(sequence, computed, length)
         room -= length
         if room == 0:
             break
-    return (*decodes, *chunks)
+
+
+def left_first(running: Iterable[Sequence], left: Iterable[Sequence]) -> list[Sequence]:
+    """Returns `running` with those in front that the last step left out, in order."""
+    rank = {id(sequence): index for index, sequence in enumerate(left)}
+    return sorted(running, key=lambda sequence: rank.get(id(sequence), len(rank)))
+
+
+def cut(plan: Plan, num_tokens: int) -> Plan:
+    """Returns the beginning of a plan.
+
+    Args:
+        plan: A plan.
+        num_tokens: Tokens at most, at least one.
+    """
+    kept: list[PlannedSlice] = []
+    for part in plan:
+        length = min(part.length, num_tokens)
+        if length == 0:
+            break
+        kept.append(PlannedSlice(part.sequence, part.start, length))
+        num_tokens -= length
+    return tuple(kept)
 
 
 def halve(plan: Plan) -> Plan:

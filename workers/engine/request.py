@@ -27,6 +27,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Drawn at enqueue; with (choice, position) it keys each row's generator."""
     job_class: JobClass = JobClass.INTERACTIVE
     priority: int = 0
+    cache_salt: str = ""
+    """The tenant: only requests of one salt share cached prefixes."""
     emitted: tuple[Emitted, ...] = ()
     """By choice, when the job is resumed after a lost lease; else empty."""
 
@@ -78,14 +80,30 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     total_blocks: int
     free_blocks: int
+    """Blocks that nobody holds, those with a cached prefix included."""
     max_running: int
     num_running: int
     """Sequences admitted and not finished, waiting ones included."""
     prefill_backlog: int
     """Prompt tokens accepted and not yet prefilled."""
     overruns: int = 0
-    """Requests that did not fit when they came: zero while the scheduler is right."""
+    """Requests that came beyond what was promised: zero while the scheduler is
+    right."""
     steps: int = 0
     scheduled_tokens: int = 0
     step_fit_ms: tuple[float, float] = (0.0, 0.0)
     """Step time as a + b * tokens, in milliseconds."""
+    cached_blocks: int = 0
+    """Of the free blocks, those whose content a later prompt may find."""
+    allocated_tokens: int = 0
+    """Token slots of the blocks that sequences hold."""
+    used_tokens: int = 0
+    """Of these, slots in which a token stands; the rest is waste."""
+    preemptions: int = 0
+    """Times a sequence had to yield its blocks and was computed again."""
+    prefix_tokens_asked: int = 0
+    """Tokens of sequences when they began to run."""
+    prefix_tokens_hit: int = 0
+    """Of these, tokens whose K and V were in the prefix cache."""
+    out_of_memory: int = 0
+    """Times a step did not fit in memory and was halved."""

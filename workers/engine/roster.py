@@ -1,14 +1,20 @@
 """Who is in the engine: requests, their sequences, and the KV memory they hold."""
 
 import bisect
+from typing import Final
 
 from ...shared.errors import InvalidRequest
 from .kv.manager import KVManager
+from .planner import Plan, PlannedSlice
 from .request import EngineRequest
 from .sequence import Sequence
 
+GROWTH_BLOCKS: Final = 2
+"""Blocks left free for each running sequence when another is let in: without them the
+newcomer's blocks would be wanted back within a few steps."""
 
-def _urgency(sequence: Sequence) -> tuple[bool, int, int, int]:
+
+def _urgency(sequence: Sequence) -> tuple[int, int, int, int]:
     return sequence.urgency
 
 
@@ -16,21 +22,32 @@ class Roster:
     """Requests that are here; their sequences run, wait for room, or have ended.
 
     Args:
-        kv: KV memory, reserved for a sequence's whole life when it starts to run.
+        kv: KV memory, taken as sequences grow.
         max_running: Sequences that may run at once.
+        overcommit: Times the pool that sequences' whole lives may sum up to.
     """
 
-    def __init__(self, kv: KVManager, max_running: int) -> None:
+    def __init__(
+        self, kv: KVManager, max_running: int, *, overcommit: float = 1.0
+    ) -> None:
         self._kv = kv
         self._max_running = max_running
+        self._overcommit = overcommit
         self._requests: dict[str, tuple[Sequence, ...]] = {}
         self.running: list[Sequence] = []
-        """Hold blocks; most urgent first."""
+        """May hold blocks; most urgent first."""
         self.waiting: list[Sequence] = []
-        """Hold nothing yet; most urgent first."""
+        """Hold nothing; most urgent first."""
         self.overruns = 0
-        """Requests that had to wait for room."""
+        """Requests that came without room."""
+        self.preemptions = 0
+        """Times a sequence had to yield its blocks."""
+        self.tokens_asked = 0
+        """Tokens of sequences when they began to run, again after a preemption too."""
+        self.tokens_hit = 0
+        """Of these, tokens whose K and V were found in the prefix cache."""
 
+    # --- requests ----------------------------------------------------------------
     def __len__(self) -> int:
         return len(self._requests)
 
@@ -60,54 +77,172 @@ class Roster:
             raise InvalidRequest("id", f"request {request.id} is already running here")
 
     def enter(self, request_id: str, sequences: tuple[Sequence, ...]) -> None:
-        """Takes a request in; what does not fit yet waits and counts as an overrun."""
+        """Takes a request in; one beyond what was promised counts as an overrun."""
         coming = [sequence for sequence in sequences if sequence.finish_reason is None]
-        needed = sum(map(self._blocks, coming))
-        promised = sum(map(self._blocks, self.waiting))
-        present = len(self.running) + len(self.waiting)
+        here = (*self.running, *self.waiting)
+        blocks = sum(map(self._whole_life, (*here, *coming)))
         if (
             # One request of more choices than may run takes turns with itself.
-            (present > 0 and present + len(coming) > self._max_running)
-            or needed > self._kv.free_blocks - promised
+            (here and len(here) + len(coming) > self._max_running)
+            or blocks > self._kv.total_blocks * self._overcommit
         ):
             self.overruns += 1
         self._requests[request_id] = sequences
         for sequence in coming:
+            if sequence.namespace is not None:
+                prompt = sequence.token_ids[: sequence.num_prompt]
+                sequence.prompt_chain = self._kv.chain(sequence.namespace, prompt)
             bisect.insort(self.waiting, sequence, key=_urgency)
         self.admit()
 
-    def _blocks(self, sequence: Sequence) -> int:
-        return self._kv.blocks_for(sequence.max_tokens_held)
+    def leave(self, request_id: str, *, keep: bool = True) -> bool:
+        """Lets a request go, with all it holds.
 
-    def admit(self) -> None:
-        """Reserves memory for waiting sequences, in order. The first sets the pace, so
-        that a large one is not overtaken for ever.
+        Args:
+            request_id: Which one.
+            keep: Whether what it computed may serve others later.
+
+        Returns:
+            False when it is not here.
         """
-        while self.waiting and len(self.running) < self._max_running:
-            first = self.waiting[0]
-            if not self._kv.fits(first.max_tokens_held):
-                return
-            first.allocation = self._kv.reserve(first.max_tokens_held)
-            bisect.insort(self.running, self.waiting.pop(0), key=_urgency)
-
-    def leave(self, request_id: str) -> bool:
-        """Lets a request go, with all it holds; False when it is not here."""
         sequences = self._requests.pop(request_id, None)
         if sequences is None:
             return False
         for sequence in sequences:
-            self.retire(sequence)
+            self.retire(sequence, keep=keep)
         return True
 
-    def retire(self, sequence: Sequence) -> None:
+    def retire(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Stops one sequence and gives its blocks back."""
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
         if sequence.allocation is not None:
-            self._kv.release(sequence.allocation)
+            self._kv.release(sequence.allocation, keep=keep)
             sequence.allocation = None
 
+    # --- who runs ------------------------------------------------------------------
+    def admit(self) -> None:
+        """Lets waiting sequences run, in order. The first sets the pace, so that a
+        large one is not overtaken for ever.
+        """
+        while self.waiting and len(self.running) < self._max_running:
+            first = self.waiting[0]
+            if self.running and not self._has_room(first):
+                return
+            self._start(self.waiting.pop(0))
+
+    def _has_room(self, newcomer: Sequence) -> bool:
+        """Whether a sequence can run up to its next token and leave room to grow."""
+        needed = self._kv.cost(newcomer.namespace, newcomer.token_ids)
+        needed += self._growth(newcomer)
+        for sequence in self.running:
+            assert sequence.allocation is not None
+            needed += self._kv.missing(sequence.allocation, sequence.num_tokens)
+            needed += self._growth(sequence)
+        return needed <= self._kv.free_blocks
+
+    def _whole_life(self, sequence: Sequence) -> int:
+        return self._kv.blocks_for(sequence.max_tokens_held)
+
+    def _growth(self, sequence: Sequence) -> int:
+        to_come = self._whole_life(sequence) - self._kv.blocks_for(sequence.num_tokens)
+        return min(GROWTH_BLOCKS, to_come)
+
+    def _start(self, sequence: Sequence) -> None:
+        sequence.allocation = self._kv.open(sequence.namespace)
+        self.tokens_asked += sequence.num_tokens
+        self._reuse(sequence)
+        bisect.insort(self.running, sequence, key=_urgency)
+        overtaken = [one for one in self.waiting if one.arrival < sequence.arrival]
+        for one in overtaken:
+            one.set_back()
+        if overtaken:
+            self.waiting.sort(key=_urgency)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Takes a running sequence's blocks; it will be computed again.
+
+        Its tokens, and what its sampler and detokenizer know, stay. It keeps its place
+        by arrival, so nobody of its class who came later goes before it.
+        """
+        self.running.remove(sequence)
+        assert sequence.allocation is not None
+        self._kv.release(sequence.allocation)
+        sequence.allocation = None
+        sequence.num_computed = 0
+        sequence.set_back()
+        bisect.insort(self.waiting, sequence, key=_urgency)
+        self.preemptions += 1
+
+    # --- blocks ----------------------------------------------------------------------
+    def reuse(self) -> None:
+        """Gives running prompts the blocks that others have computed meanwhile."""
+        for sequence in self.running:
+            if sequence.num_uncomputed > 1:
+                self._reuse(sequence)
+
+    def _reuse(self, sequence: Sequence) -> None:
+        assert sequence.allocation is not None
+        computed = self._kv.reuse(
+            sequence.allocation, sequence.token_ids, sequence.num_computed
+        )
+        self.tokens_hit += computed - sequence.num_computed
+        sequence.num_computed = computed
+
+    def provide_all(self, plan: Plan) -> bool:
+        """Gives all slices the blocks they need, or none when not all can have them."""
+        lacking: list[PlannedSlice] = []
+        count = 0
+        for part in plan:
+            assert part.sequence.allocation is not None
+            missing = self._kv.missing(part.sequence.allocation, part.end)
+            if missing:
+                lacking.append(part)
+                count += missing
+        if count > self._kv.free_blocks:
+            return False
+        for part in lacking:
+            assert part.sequence.allocation is not None
+            self._kv.grow(part.sequence.allocation, part.end)
+        return True
+
+    def provide(self, part: PlannedSlice) -> PlannedSlice | None:
+        """Gives a slice the blocks it needs.
+
+        Args:
+            part: Of a running sequence.
+
+        Returns:
+            The slice, or as much of it as fits; None when not even one token does.
+        """
+        allocation = part.sequence.allocation
+        assert allocation is not None
+        lacking = self._kv.missing(allocation, part.end) - self._kv.free_blocks
+        if lacking > 0:
+            fitting = self._kv.blocks_for(part.end) - lacking
+            length = fitting * self._kv.block_size - part.start
+            if length <= 0:
+                return None
+            part = PlannedSlice(part.sequence, part.start, length)
+        self._kv.grow(allocation, part.end)
+        return part
+
+    def fits(self, part: PlannedSlice) -> bool:
+        """Whether a slice's blocks are there or free."""
+        assert part.sequence.allocation is not None
+        missing = self._kv.missing(part.sequence.allocation, part.end)
+        return missing <= self._kv.free_blocks
+
+    def settle(self, ran: Plan) -> None:
+        """Notes what has been computed; blocks that are full can serve others."""
+        for part in ran:
+            sequence = part.sequence
+            sequence.num_computed = part.end
+            assert sequence.allocation is not None
+            self._kv.commit(sequence.allocation, sequence.token_ids, part.end)
+
+    # --- books -----------------------------------------------------------------------
     @property
     def prefill_backlog(self) -> int:
         """Tokens of running and waiting sequences still to be prefilled."""
@@ -117,11 +252,22 @@ class Roster:
             if sequence.num_uncomputed > 1 or sequence.num_computed == 0
         )
 
+    @property
+    def empty_slots(self) -> int:
+        """Token slots of held blocks in which no token stands."""
+        return sum(
+            len(sequence.allocation.blocks) * self._kv.block_size
+            - sequence.num_computed
+            for sequence in self.running
+            if sequence.allocation is not None
+        )
+
     def check_integrity(self) -> None:
         """Checks the KV books against what the sequences hold.
 
         Raises:
-            EngineError: free + used is not the total, or a block is held twice.
+            EngineError: free + cached + used is not the total, or a block's owners
+                are not those counted.
         """
         self._kv.check_integrity(
             sequence.allocation

@@ -1,12 +1,18 @@
 """One choice of one request while it runs."""
 
-from ...shared.messages import FinishReason, TokenLogprob
+from typing import Final
+
+from ...shared.messages import FinishReason, JobClass, TokenLogprob
 from .detokenizer import DetokenizerSource
 from .kv.manager import Allocation
+from .kv.prefix_cache import Namespace, PromptChain
 from .output import OutputBuffer
 from .request import Emitted, EngineRequest, FinishedChoice, TokenDelta
 from .sampling_rows import SamplingRow
 from .stop import StopMatcher
+
+PATIENCE: Final = 8
+"""Times a sequence yields its place or is overtaken before it becomes most urgent."""
 
 
 class Sequence:
@@ -19,6 +25,7 @@ class Sequence:
         eos_ids: The model's end-of-sequence ids.
         source: Where its detokenizer comes from.
         arrival: Rises with every request.
+        namespace: Whom it may share KV blocks with; None shares nothing.
     """
 
     def __init__(
@@ -30,6 +37,7 @@ class Sequence:
         eos_ids: frozenset[int],
         source: DetokenizerSource,
         arrival: int,
+        namespace: Namespace | None = None,
     ) -> None:
         sampling = request.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
@@ -41,6 +49,10 @@ class Sequence:
         self.num_computed = 0
         """Tokens whose K and V stand in the blocks."""
         self.allocation: Allocation | None = None
+        """Blocks for its computed tokens; None while it waits."""
+        self.namespace = namespace
+        self.prompt_chain: PromptChain | None = None
+        """Names of its prompt's blocks, when they may be shared."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.stop_ids = stop_ids if sampling.ignore_eos else stop_ids | eos_ids
@@ -51,13 +63,8 @@ class Sequence:
             prompt=request.token_ids,
             stop_ids=self.stop_ids,
         )
-        self.urgency = (
-            request.job_class.value != "interactive",
-            request.priority,
-            arrival,
-            choice,
-        )
-        """Interactive before bulk, then priority, then arrival."""
+        self.arrival = arrival
+        self._setbacks = 0
         self._end_is_out = False
         """Whether a delta with the finish reason has left."""
         self._logprobs: list[TokenLogprob] | None = (
@@ -79,8 +86,30 @@ class Sequence:
 
     @property
     def max_tokens_held(self) -> int:
-        """Prompt and output tokens at most: what is reserved."""
+        """Prompt and output tokens at most."""
         return self.num_prompt + self.max_output
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether somebody watches its tokens come."""
+        return self.request.job_class is JobClass.INTERACTIVE
+
+    @property
+    def urgency(self) -> tuple[int, int, int, int]:
+        """Interactive before bulk, then priority, then arrival; what has been set back
+        too often comes before all, so that nothing starves.
+        """
+        if self._setbacks >= PATIENCE:
+            return (0, 0, self.arrival, self.choice)
+        rank = 1 if self.is_interactive else 2
+        return (rank, self.request.priority, self.arrival, self.choice)
+
+    def set_back(self) -> None:
+        """Notes that it had to yield, or that a later one started before it.
+
+        Only for a sequence that stands in no sorted list: its urgency may change.
+        """
+        self._setbacks += 1
 
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Appends an output token and decides whether the output ends with it."""

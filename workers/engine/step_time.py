@@ -20,12 +20,21 @@ class StepTimeFit:
         self._count = 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
-    def observe(self, num_tokens: int, milliseconds: float) -> None:
+    @property
+    def count(self) -> int:
+        """Steps observed."""
+        return self._count
+
+    def predict(self, num_tokens: float) -> float:
+        """Returns the milliseconds that a step of this size is expected to take."""
+        base, slope = self.coefficients
+        return base + slope * num_tokens
+
+    def observe(self, num_tokens: float, milliseconds: float) -> None:
         """Takes one step's size and duration."""
         self._count += 1
         if self._count > WARM_STEPS:
-            base, slope = self.coefficients
-            limit = MAX_RATIO * (base + slope * num_tokens)
+            limit = MAX_RATIO * self.predict(num_tokens)
             milliseconds = min(milliseconds, limit) if limit > 0 else milliseconds
         keep = FORGET
         self._n = self._n * keep + 1.0
