@@ -2,22 +2,23 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from engine_workload import Item, output_tokens
+from harness import Figures
 
-from tokenmill.shared.messages import Sampling
+from tokenmill.shared.messages import JobClass, Sampling
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
 from tokenmill.workers.engine.model.load import load_runner
-from tokenmill.workers.engine.request import EngineRequest
+from tokenmill.workers.engine.request import EngineRequest, StepOutput
 
 if TYPE_CHECKING:
     import torch
 
     from tokenmill.workers.engine.batch import ModelRunner, StepBatch
-
-Figures = dict[str, float]
+    from tokenmill.workers.engine.kv.store import KVKind
+    from tokenmill.workers.engine.model.quantize import Weights
 
 
 class StepClock:
@@ -34,9 +35,15 @@ class StepClock:
         self.eos_token_ids = runner.eos_token_ids
         self.block_size = runner.block_size
         self.num_blocks = runner.num_blocks
+        self.weights_version = runner.weights_version
+        self.kv_depends_on_length = runner.kv_depends_on_length
         self.gemm_rows = 0
         """Rows counted where they enter the model's first linear layer."""
         self.reset()
+
+    def __getattr__(self, name: str) -> object:
+        """Whatever else the engine asks of the model."""
+        return getattr(self._runner, name)
 
     def reset(self) -> None:
         """Starts the books again."""
@@ -62,39 +69,73 @@ class StepClock:
         return logits
 
 
-def _requests(items: list[Item]) -> list[EngineRequest]:
+def requests_of(
+    items: list[Item], job_class: JobClass = JobClass.INTERACTIVE
+) -> list[EngineRequest]:
+    """Returns greedy requests with forced output lengths."""
     return [
         EngineRequest(
             id=item.id,
             token_ids=item.token_ids,
             sampling=Sampling(max_tokens=item.max_tokens, ignore_eos=True),
             seed=0,
+            job_class=job_class,
         )
         for item in items
     ]
 
 
-def _drain(engine: Engine) -> int:
-    """Steps to the end and returns how many output tokens came out."""
-    count = 0
+class KVBooks:
+    """Slots of KV blocks after each step: allocated, and in use."""
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.used = 0
+        self.most_allocated = 0
+
+    def enter(self, engine: Engine) -> None:
+        """Takes the pool's state after a step."""
+        capacity = engine.capacity()
+        self.allocated += capacity.allocated_tokens
+        self.used += capacity.used_tokens
+        self.most_allocated = max(self.most_allocated, capacity.allocated_tokens)
+
+    @property
+    def waste(self) -> float:
+        """The part of the allocated slots that held no token, over all steps."""
+        return 1 - self.used / self.allocated if self.allocated else 0.0
+
+
+def checked(output: StepOutput) -> StepOutput:
+    """Returns a step's output, and ends the benchmark if a request failed."""
+    for finished in output.finished:
+        if finished.error is not None:
+            raise SystemExit(f"{finished.request_id}: {finished.error.message}")
+    return output
+
+
+def drain(engine: Engine, kv: KVBooks | None = None) -> dict[str, list[int]]:
+    """Steps to the end and returns each request's output tokens."""
+    tokens: dict[str, list[int]] = {}
     while engine.has_work:
-        output = engine.step()
-        count += sum(len(delta.token_ids) for delta in output.deltas)
-        for finished in output.finished:
-            if finished.error is not None:
-                raise SystemExit(f"{finished.request_id}: {finished.error.message}")
-    return count
+        output = checked(engine.step())
+        for delta in output.deltas:
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+        if kv is not None:
+            kv.enter(engine)
+    return tokens
 
 
 def run_ours(
     model: Path,
     items: list[Item],
     *,
-    weights: Literal["int8", "float32"],
-    kv: Literal["int8", "float32"],
+    weights: "Weights",
+    kv: "KVKind",
     max_running: int,
-    prefill_chunk: int,
     threads: int,
+    device: str = "auto",
+    job_class: JobClass = JobClass.INTERACTIVE,
 ) -> Figures:
     """Runs all requests, submitted at once.
 
@@ -102,20 +143,23 @@ def run_ours(
         Figures by name; rates in tokens per second, times in seconds or milliseconds.
     """
     began = time.perf_counter()
-    clock = StepClock(load_runner(model, weights=weights, kv=kv, threads=threads))
+    clock = StepClock(
+        load_runner(model, weights=weights, kv=kv, threads=threads, device=device)
+    )
     load_s = time.perf_counter() - began
     table = TokenTable.from_directory(model)
     warm = Engine(clock, table)
-    for request in _requests([Item("warm", items[0].token_ids, 4)]):
+    for request in requests_of([Item("warm", items[0].token_ids, 4)]):
         warm.add(request)
-    _drain(warm)
+    drain(warm)
 
     clock.reset()
-    engine = Engine(clock, table, max_running=max_running, prefill_chunk=prefill_chunk)
+    books = KVBooks()
+    engine = Engine(clock, table, max_running=max_running)
     began, cpu_before = time.perf_counter(), time.process_time()
-    for request in _requests(items):
+    for request in requests_of(items, job_class):
         engine.add(request)
-    produced = _drain(engine)
+    produced = sum(map(len, drain(engine, books).values()))
     seconds = time.perf_counter() - began
     cpu_s = time.process_time() - cpu_before
     engine.check_integrity()
@@ -129,6 +173,8 @@ def run_ours(
         "load_s": load_s,
         "output_tokens": produced,
         "outside_model_s": seconds - sum(clock.seconds.values()),
+        "kv_waste_percent": 100 * books.waste,
+        "kv_most_allocated_tokens": books.most_allocated,
         **_engine_figures(engine, clock),
     }
 

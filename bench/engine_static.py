@@ -7,13 +7,19 @@ from pathlib import Path
 
 import torch
 from engine_workload import Item, output_tokens
+from harness import Figures
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 
 def run_static(
-    model: Path, items: list[Item], *, batch_size: int, threads: int
-) -> dict[str, float]:
+    model: Path,
+    items: list[Item],
+    *,
+    batch_size: int,
+    threads: int,
+    device: str = "cpu",
+) -> Figures:
     """Runs the requests in their order, in batches padded on the left.
 
     A batch goes on until its longest output is complete; tokens beyond a request's own
@@ -24,6 +30,7 @@ def run_static(
         items: The workload.
         batch_size: Requests in a batch.
         threads: Compute threads.
+        device: Where it runs: float32 on "cpu", float16 elsewhere.
 
     Returns:
         Figures by name; rates in tokens per second, times in seconds.
@@ -32,7 +39,9 @@ def run_static(
     warnings.simplefilter("ignore")
     disable_progress_bar()
     began = time.perf_counter()
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+    network.to(device)
     load_s = time.perf_counter() - began
     _generate(network, [Item("warm", items[0].token_ids, 2)])
     began, cpu_before = time.perf_counter(), time.process_time()
@@ -65,6 +74,7 @@ def _generate(network: PreTrainedModel, batch: list[Item]) -> int:
     config = GenerationConfig(
         max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0
     )
+    ids, mask = ids.to(network.device), mask.to(network.device)
     out = network.generate(ids, attention_mask=mask, generation_config=config)
     if out.shape[1] != longest + length:
         raise SystemExit(f"generate stopped at {out.shape[1] - longest} of {length}")

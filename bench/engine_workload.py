@@ -39,3 +39,17 @@ def read_workload(path: Path, model: Path, limit: int | None) -> list[Item]:
 def output_tokens(items: list[Item]) -> int:
     """Returns how many output tokens a workload asks for."""
     return sum(item.max_tokens for item in items)
+
+
+def read_text(model: Path, count: int) -> list[int]:
+    """Returns the first tokens of the text in `data`.
+
+    Args:
+        model: Directory with tokenizer.json.
+        count: How many tokens.
+    """
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    text = (Path(__file__).parent / "data" / "wikitext2-valid.txt").read_text("utf-8")
+    # Sixteen characters a token never fall short.
+    ids: list[int] = tokenizer.encode(text[: 16 * count], add_special_tokens=False).ids
+    return ids[:count]

@@ -1,149 +1,168 @@
-"""Times the GPU kernels on this machine's device and prints a table.
+"""Times of the GPU kernels against their floors.
 
-    python bench/gpu_kernels.py
-
-Attention and KV writes are compared with the bytes that they must move, linear layers
-with the same product in float16. The last line is one JSON object.
+A floor is the larger of two times: the bytes that must move over the memory's rate, and
+the operations over the rate of the units that do them. Linear layers are also timed
+beside the same product in float16.
 """
 
-import json
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from gpu_cases import step, store, stored_bytes, vectors
+from gpu_device import Clock, device_of
 
-from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
-from tokenmill.workers.engine.kernels.triton.layout import store_to_device, to_device
-from tokenmill.workers.engine.kernels.triton.ops import TritonOps
-from tokenmill.workers.engine.model.gpu_linear import CANDIDATES, Int8Linear
+from tokenmill.workers.engine.kernels.layout import KVKind
+from tokenmill.workers.engine.kernels.triton.layout import empty_store_like, to_device
+from tokenmill.workers.engine.kernels.triton.ops import Int8Matmul, TritonOps
+from tokenmill.workers.engine.kernels.triton.quantize import quantize_rows
+from tokenmill.workers.engine.model.device_linear import Place
+from tokenmill.workers.engine.model.gpu_int8 import DeviceInt8Linear
+from tokenmill.workers.engine.model.gpu_linear import CANDIDATES
 
-HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 8
-"""The attention of an 8-billion-parameter llama."""
+Row = dict[str, object]
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+"""The attention of a llama with 8 billion parameters."""
+STEPS = [(1, 4096, 1), (16, 1024, 1), (64, 4096, 1), (1, 2048, 2048), (4, 4096, 512)]
+"""Sequences, tokens of each, tokens of each in the step."""
 LINEARS = [(4096, 4096), (14336, 4096), (4096, 14336)]
-"""Its linear layers as (outputs, inputs)."""
-RUNS = 20
+"""Outputs and inputs of its layers."""
+OUTLIERS = 16
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """Median device time of one call, after three that compile and warm up."""
-    for _ in range(3):
-        run()
-    times: list[float] = []
-    for _ in range(RUNS):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[RUNS // 2]
+class Floors:
+    """Least times on a device.
+
+    Args:
+        facts: What the stage `device` found.
+    """
+
+    def __init__(self, facts: Row) -> None:
+        self._bytes = float(str(facts["gb_per_s"])) * 1e6
+        self._rates = {
+            "half": float(str(facts["half_tera"])) * 1e9,
+            "tf32": float(str(facts["half_tera"])) * 1e9 / 2,
+            "int8": float(str(facts["int8_tera"])) * 1e9,
+        }
+
+    def milliseconds(self, moved: float, operations: float, unit: str) -> float:
+        """Returns the time below which no kernel can get."""
+        return max(moved / self._bytes, operations / self._rates[unit])
 
 
-def step(sequences: int, context: int, query: int) -> StepLayout:
-    """A step of equal sequences whose blocks are scattered over the pool."""
-    blocks = -(-context // BLOCK_SIZE)
-    table = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, -1)
-    positions = torch.arange(context - query, context)
-    slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE
-    return StepLayout(
-        (slots + positions % BLOCK_SIZE).reshape(-1),
-        torch.arange(0, (sequences + 1) * query, query, dtype=torch.int32),
-        torch.full((sequences,), context, dtype=torch.int32),
-        table,
-        positions.repeat(sequences),
-    )
+def stage(facts: Row, deadline: float) -> Iterator[Row]:
+    """Yields a row per kernel and shape, until time is up."""
+    device, smoke = device_of(facts), bool(facts["smoke"])
+    clock, floors = Clock(device), Floors(facts)
+    torch.manual_seed(0)
+    for rows in (_attention, _linears):
+        for row in rows(device, smoke, clock, floors):
+            yield row
+            if time.monotonic() > deadline - 3:
+                yield {"what": rows.__name__.strip("_"), "failed": "out of time"}
+                return
 
 
-def attention(device: torch.device) -> list[dict[str, object]]:
-    """Decode and prefill over INT8 blocks, and the quantizing write."""
+def _row(what: str, clock: Clock, run: Callable[[], object], floor: float) -> Row:
+    took = clock.milliseconds(run)
+    return {"what": what, "ms": took, "floor_ms": floor, "of_floor": floor / took}
+
+
+def _attention(
+    device: torch.device, smoke: bool, clock: Clock, floors: Floors
+) -> Iterator[Row]:
+    """Decode, prefill and the quantizing write over INT8 and INT4 blocks."""
     ops = TritonOps(device)
-    rows: list[dict[str, object]] = []
-    for sequences, context, query in [
-        (1, 4096, 1),
-        (16, 1024, 1),
-        (64, 4096, 1),
-        (1, 2048, 2048),
-        (4, 4096, 512),
-    ]:
-        layout = to_device(step(sequences, context, query), device)
-        blocks = layout.block_table.numel()
-        layer = store_to_device(
-            KVLayer.allocate(blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM, int8=True), device
-        )
-        tokens, half = sequences * query, torch.float16
-        q = torch.randn(tokens, HEADS, HEAD_DIM, device=device, dtype=half)
-        k, v = (
-            torch.randn(tokens, KV_HEADS, HEAD_DIM, device=device, dtype=half)
-            for _ in range(2)
-        )
-        write = milliseconds(partial(ops.kv_write, k, v, layer, layout))
-        attend = milliseconds(
-            partial(ops.paged_attention, q, layer, layout, scale=HEAD_DIM**-0.5)
-        )
-        stored = sequences * context * KV_HEADS * (HEAD_DIM + 4) * 2
-        rows.append(
-            {
-                "kernel": "decode" if query == 1 else "prefill",
-                "shape": f"{sequences} x {query} of {context}",
-                "ms": attend,
-                "write_ms": write,
-                "stored_gb_per_s": stored / attend / 1e6,
-            }
-        )
-    return rows
+    kinds: list[KVKind] = ["int8", "int4"]
+    heads, kv_heads, dim = (2, 1, 16) if smoke else (HEADS, KV_HEADS, HEAD_DIM)
+    dtype = torch.float32 if smoke else torch.bfloat16
+    for sequences, context, query in [(2, 20, 1), (1, 20, 9)] if smoke else STEPS:
+        host = step(sequences, context, query)
+        layout, tokens = to_device(host, device), sequences * query
+        q = vectors(tokens, heads, dim, device, dtype)
+        k, v = (vectors(tokens, kv_heads, dim, device, dtype) for _ in range(2))
+        for kind in kinds:
+            layer = empty_store_like(store(host, kv_heads, dim, kind), device)
+            shape = f"{kind} {sequences} x {query} of {context}"
+            read = stored_bytes(layer, sequences * context)
+            seen = sequences * query * (context - (query - 1) / 2)
+            yield _row(
+                f"kv_write {shape}",
+                clock,
+                partial(ops.kv_write, k, v, layer, layout),
+                floors.milliseconds(
+                    k.nbytes + v.nbytes + stored_bytes(layer, tokens), 0, "half"
+                ),
+            )
+            yield _row(
+                f"{'decode' if query == 1 else 'prefill'} {shape}",
+                clock,
+                partial(ops.paged_attention, q, layer, layout, scale=dim**-0.5),
+                floors.milliseconds(
+                    read + 2 * q.nbytes,
+                    4 * seen * heads * dim,
+                    "half" if smoke else "tf32",
+                ),
+            )
 
 
-def linears(device: torch.device) -> list[dict[str, object]]:
-    """INT8 layers by library against float16, at several batch sizes."""
-    rows: list[dict[str, object]] = []
-    for outputs, inputs in LINEARS:
+def _linears(
+    device: torch.device, smoke: bool, clock: Clock, floors: Floors
+) -> Iterator[Row]:
+    """Row quantization, INT8 layers by library, 16-bit rows, and float16."""
+    dtype = torch.float32 if smoke else torch.bfloat16
+    ops = TritonOps(device)
+    for outputs, inputs in [(32, 64)] if smoke else LINEARS:
         weight = torch.randn(outputs, inputs, device=device)
-        half = weight.half()
-        ops = TritonOps(device)
+        plain = weight.to(dtype)
         wide = ops.quantize_weight(weight)
         layers = {
-            name: Int8Linear(weight, outlier_columns=range(16), matmul=matmul)
+            name: _int8(weight, matmul, dtype)
             for name, matmul in CANDIDATES.items()
+            if not (smoke and name == "bitsandbytes")  # it takes seconds to import
         }
-        for batch in (1, 16, 64, 512):
-            x = torch.randn(batch, inputs, device=device, dtype=torch.float16)
-            times: dict[str, object] = {
-                name: milliseconds(partial(layer, x)) for name, layer in layers.items()
-            }
-            times["int16 rows"] = milliseconds(partial(ops.linear, x, wide))
-            times["float16"] = milliseconds(
-                partial(torch.nn.functional.linear, x, half)
+        for batch in (2,) if smoke else (1, 16, 64, 512):
+            x = torch.randn(batch, inputs, device=device, dtype=dtype)
+            shape = f"{batch} x {inputs} -> {outputs}"
+            moved = weight.numel() + 2 * x.nbytes
+            products = 2 * batch * weight.numel()
+            yield _row(
+                f"quantize_rows {batch} x {inputs}",
+                clock,
+                partial(quantize_rows, x, "int8"),
+                floors.milliseconds(x.nbytes + x.numel(), 0, "half"),
             )
-            rows.append({"shape": f"{batch} x {inputs} -> {outputs}", **times})
-    return rows
+            int8 = floors.milliseconds(moved, products, "int8")
+            for name, layer in layers.items():
+                try:
+                    yield _row(f"int8 {name} {shape}", clock, partial(layer, x), int8)
+                except (RuntimeError, NotImplementedError) as error:
+                    yield {"what": f"int8 {name} {shape}", "refused": str(error)[:80]}
+            yield _row(
+                f"int16 rows {shape}",
+                clock,
+                partial(ops.linear, x, wide),
+                floors.milliseconds(moved, 2 * products, "int8"),
+            )
+            yield _row(
+                f"float16 {shape}",
+                clock,
+                partial(torch.nn.functional.linear, x, plain),
+                floors.milliseconds(plain.nbytes + 2 * x.nbytes, products, "half"),
+            )
 
 
-def show(title: str, rows: list[dict[str, object]]) -> None:
-    """Prints rows as a table."""
-    print(f"\n{title}\n" + "  ".join(f"{name:>18}" for name in rows[0]))
-    for row in rows:
-        cells = (
-            f"{value:.4f}" if isinstance(value, float) else str(value)
-            for value in row.values()
-        )
-        print("  ".join(f"{cell:>18}" for cell in cells))
-
-
-def main() -> int:
-    """Runs all measurements; exits with 3 where there is no CUDA device."""
-    if not torch.cuda.is_available():
-        print("error: no CUDA device; this benchmark needs one", file=sys.stderr)
-        return 3
-    device = torch.device("cuda")
-    attended, multiplied = attention(device), linears(device)
-    show("attention over INT8 blocks", attended)
-    show("linear layers, milliseconds", multiplied)
-    name = torch.cuda.get_device_name(device)
-    print(json.dumps({"device": name, "attention": attended, "linear": multiplied}))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _int8(
+    weight: torch.Tensor, matmul: Int8Matmul, dtype: torch.dtype
+) -> DeviceInt8Linear:
+    place = Place(weight.device, weight.device, dtype)
+    layer = DeviceInt8Linear(
+        weight.shape[1],
+        weight.shape[0],
+        place,
+        outlier_columns=range(OUTLIERS),
+        matmul=matmul,
+    )
+    layer.fill(weight)
+    return layer
