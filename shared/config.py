@@ -75,6 +75,13 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """Sequences in a step at most."""
     prefill_chunk: int = 512
     """Prompt tokens in a step at most."""
+    step_target_ms: float | None = None
+    """Bounds a step's time by its prompt tokens while interactive jobs decode; None is
+    twice a decode step's time, 0 no bound."""
+    prefix_cache: bool = True
+    """Jobs of one tenant that begin alike share what was computed of it."""
+    kv_overcommit: float = 1.0
+    """Announced KV credit as a multiple of the pool; above 1 jobs may be preempted."""
     batch_tokens: int = 4096
     """Prompt tokens that may be dispatched here and not yet prefilled."""
     max_context: int | None = None
@@ -87,6 +94,11 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     threads: int | None = None
     """Compute threads; None is the number of cores this process may use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    cuda_graphs: bool = True
+    """On a GPU, decode steps are recorded at start and replayed."""
+    offload_layers: int | None = None
+    """On a GPU, how many of the last layers stay in host memory; None is as many as do
+    not fit."""
     step_timeout_s: float = 120.0
     """A step longer than this ends the process; its jobs are redelivered."""
 
@@ -98,8 +110,15 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     """Public name."""
     path: str | None = None
     """Directory or hub id; None resolves the public name."""
-    weights: Literal["int8", "float32", "bfloat16", "nf4"] = "int8"
-    kv: Literal["int8", "float32"] = "int8"
+    weights: Literal[
+        "int8", "float32", "bfloat16", "float16", "nf4", "int8-a8", "int8-bnb"
+    ] = "int8"
+    """int8-a8 has 8-bit activations as well and needs a GPU; int8-bnb is bitsandbytes'
+    own INT8 layer."""
+    outlier_threshold: float = 0.0
+    """With weights int8-bnb, bitsandbytes' dynamic threshold for outlier columns; above
+    0 a job's tokens depend on what else is in its batch."""
+    kv: Literal["int8", "int4", "float32"] = "int8"
     replicas: int = 1
 
 

@@ -61,6 +61,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "worker.kv_memory_mb": _between(1, 2**24),
     "worker.max_running": _between(1, 65536),
     "worker.prefill_chunk": _between(1, 65536),
+    "worker.step_target_ms": _none_or(_between(0, 60_000)),
+    "worker.kv_overcommit": _between(1.0, 16.0),
     "worker.batch_tokens": _COUNT,
     "worker.max_context": _none_or(_between(2, 2**24)),
     # Three renewals must fit in a lease with room for a slow server between them.
@@ -68,6 +70,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "worker.emit_ms": _between(0, 10_000),
     "worker.drain_s": _between(0, 86_400),
     "worker.threads": _none_or(_between(1, 4096)),
+    "worker.offload_layers": _none_or(_between(0, 4096)),
     "worker.step_timeout_s": _between(1, 86_400),
 }
 
@@ -111,6 +114,19 @@ def _check_model(
             name, f"'{model.name}' is listed twice; use replicas", origins.get(name)
         )
     seen.add(model.name)
+    if not 0 <= model.outlier_threshold <= 1000:
+        raise ConfigError(
+            f"{key}.outlier_threshold",
+            f"value {model.outlier_threshold}; expected 0 (none) to 1000",
+            origins.get(f"{key}.outlier_threshold"),
+        )
+    if model.outlier_threshold and model.weights != "int8-bnb":
+        raise ConfigError(
+            f"{key}.outlier_threshold",
+            f"value {model.outlier_threshold} with weights '{model.weights}'; only "
+            "'int8-bnb' has a threshold",
+            origins.get(f"{key}.outlier_threshold"),
+        )
     if not 0 <= model.replicas <= 1024:
         raise ConfigError(
             f"{key}.replicas",

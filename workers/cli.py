@@ -1,7 +1,6 @@
 """Commands of the worker: work, inspect, fetch."""
 
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -10,6 +9,8 @@ import typer
 
 from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
+from .cli_calibrate import register as register_calibrate
+from .cli_inspect import inspect_model
 
 if TYPE_CHECKING:
     from ..shared.config import Config, ModelConfig
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from .loading import Loaded
 
 S = TypeVar("S")
-_MIB = 1024 * 1024
 
 _Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     app.command("work")(handle_errors(work))
     app.command("inspect")(handle_errors(inspect_model))
     app.command("fetch")(handle_errors(fetch))
+    register_calibrate(app)
     register_check(_check_worker)
 
 
@@ -39,7 +40,7 @@ def _check_worker(config: "Config") -> list["Finding"]:
 
 async def work(
     model: Annotated[
-        str | None, typer.Option(help="Directory, hub id or built-in name.")
+        str | None, typer.Option(help="Directory, .gguf file, hub id or built-in name.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Public name that producers ask for.")
@@ -49,7 +50,7 @@ async def work(
     weights: Annotated[
         str | None, typer.Option(help="int8, float32, bfloat16 or nf4.")
     ] = None,
-    kv: Annotated[str | None, typer.Option(help="int8 or float32.")] = None,
+    kv: Annotated[str | None, typer.Option(help="int8, int4 or float32.")] = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     engine: Annotated[
@@ -118,10 +119,11 @@ def _choose(
     from ..shared.config import ModelConfig
     from ..shared.errors import ConfigError
     from ..shared.keys import MODEL_NAME
+    from ..shared.model_choice import public_name
 
     wanted = name or model or settings.models[0].name
     found = next((one for one in settings.models if one.name == wanted), None)
-    base = found or ModelConfig(name=_public_name(wanted))
+    base = found or ModelConfig(name=public_name(wanted))
     changes: dict[str, object] = {
         key: value for key, value in (("weights", weights), ("kv", kv)) if value
     }
@@ -138,12 +140,6 @@ def _choose(
     return chosen
 
 
-def _public_name(wanted: str) -> str:
-    """A directory is served under its last part, a hub id under its own name."""
-    path = Path(wanted).expanduser()
-    return path.resolve().name if path.is_dir() else wanted
-
-
 def _converted(key: str, values: dict[str, object], kind: type[S]) -> S:
     from ..shared.errors import ConfigError
 
@@ -151,53 +147,6 @@ def _converted(key: str, values: dict[str, object], kind: type[S]) -> S:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(key, str(error), "command line") from None
-
-
-def inspect_model(
-    model: Annotated[str, typer.Argument(help="Directory, hub id or built-in name.")],
-    config: _Config = None,
-    as_json: _Json = False,
-) -> None:
-    """Tell what a model would take here, without loading it."""
-    from ..shared.config_load import load_config
-    from ..shared.logging import configure
-    from .extras import model_stack
-
-    with model_stack():
-        from .engine.model.budget import describe
-        from .engine.model.resolve import resolve_model
-
-    settings = load_config(config).config
-    configure(settings.log, "inspect")
-    worker = settings.worker
-    facts = describe(
-        resolve_model(model),
-        block_size=worker.block_size,
-        num_blocks=worker.num_blocks,
-        kv_memory_mb=worker.kv_memory_mb,
-        max_context=worker.max_context,
-    )
-    if as_json:
-        print(msgspec.json.encode(facts).decode())
-        return
-    for key, value in _flattened(facts):
-        print(f"{key:<36}{value}")
-
-
-def _flattened(
-    facts: Mapping[str, object], head: str = ""
-) -> Iterator[tuple[str, str]]:
-    """Facts as lines for people: nested names joined, large sizes in MiB."""
-    for key, value in facts.items():
-        name = f"{head}{key.replace('_', ' ')}"
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{name} ")
-        elif isinstance(value, int) and "bytes" in name and value >= _MIB:
-            yield name.replace("bytes", "MiB"), f"{value / _MIB:,.0f}"
-        elif isinstance(value, list):
-            yield name, ", ".join(map(str, value)) or "none"
-        else:
-            yield name, f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def fetch(

@@ -128,6 +128,9 @@ def _load_model(
         tokens,
         max_running=worker.max_running,
         prefill_chunk=worker.prefill_chunk,
+        prefix_cache=worker.prefix_cache,
+        step_target_ms=worker.step_target_ms,
+        kv_overcommit=worker.kv_overcommit,
     )
     card = ModelCard(
         model=model.name,
@@ -144,19 +147,14 @@ def _load_model(
         block_size=runner.block_size,
         batch_tokens=worker.batch_tokens,
         load_s=time.monotonic() - began,
-        kernels=_kernels(),
+        kernels=runner.target.ops.backend_report()["backend"],
     )
-
-
-def _kernels() -> str:
-    from .engine.kernels.ops import backend_report
-
-    return backend_report()["backend"]
 
 
 def _load_runner(
     path: "Path", model: ModelConfig, worker: WorkerConfig, progress: Progress | None
 ) -> "TransformersRunner":
+    from .engine.model.graph_start import GraphWish
     from .engine.model.load import load_runner
 
     return load_runner(
@@ -169,6 +167,13 @@ def _load_runner(
         max_context=worker.max_context,
         threads=worker.threads,
         device=worker.device,
+        outlier_threshold=model.outlier_threshold,
+        offload_layers=worker.offload_layers,
+        graphs=GraphWish(
+            max_running=worker.max_running,
+            step_tokens=worker.max_running + worker.prefill_chunk,
+            enabled=worker.cuda_graphs,
+        ),
         progress=progress,
     )
 

@@ -40,7 +40,8 @@ def up(
         int | None, typer.Option(min=0, help="Workers per model.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Model to serve; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Directory, .gguf file, hub id or name; may be repeated."),
     ] = None,
     no_worker: Annotated[
         bool, typer.Option("--no-worker", help="Start no workers.")

@@ -15,6 +15,7 @@ from .processes import ChildSpec
 
 GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
 """Names a worker's incarnation, so that its leases can be forfeited when it dies."""
+ALLOCATOR_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
 _DRAIN_MARGIN_S: Final = 8.0
 """On top of `worker.drain_s`: handing back, leaving, and a slow machine."""
 
@@ -84,7 +85,7 @@ def _workers(
                 ChildSpec(
                     name=f"worker-{len(specs)}",
                     command=(*command, "--partition", str(replica % partitions)),
-                    env=_own_group(common),
+                    env=_own_group({**common, **_gpu_memory()}),
                     grace_s=config.worker.drain_s + _DRAIN_MARGIN_S,
                 )
             )
@@ -109,6 +110,16 @@ def _environment(
     if console and config.log.format == "auto":
         environment["TOKENMILL_LOG_FORMAT"] = "console"
     return environment
+
+
+def _gpu_memory() -> dict[str, str]:
+    """PyTorch's allocator grows segments instead of fragmenting, unless told otherwise.
+
+    Of use on a GPU alone; workers on a CPU never read it.
+    """
+    if ALLOCATOR_VARIABLE in os.environ:
+        return {}
+    return {ALLOCATOR_VARIABLE: "expandable_segments:True"}
 
 
 def _same(environment: Mapping[str, str]) -> Callable[[], Mapping[str, str]]:

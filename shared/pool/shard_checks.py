@@ -11,7 +11,7 @@ import redis.asyncio
 
 from ..keys import Keys
 from ..redis import Finding
-from ..script_types import GroupInfo
+from ..script_types import EngineCounters, GroupInfo
 from ..scripts import Scripts
 
 STILL_MS: Final = 10_000
@@ -90,14 +90,14 @@ def engine_of(info: GroupInfo) -> Finding:
         return Finding("info", f"engine {info.group}", "says nothing of itself")
     a, b = info.step_fit_ms
     text = (
-        f"{counted.free_blocks} of {info.total_blocks} blocks free, "
-        f"{counted.num_running} of {info.max_running} running, "
+        f"{counted.free_blocks} of {counted.pool_blocks or info.total_blocks} blocks "
+        f"free, {counted.num_running} of {info.max_running} running, "
         f"{counted.prefill_backlog} tokens to prefill, {counted.steps} steps of "
         f"{counted.scheduled_tokens} tokens, a step takes {a:.3g} ms + {b:.3g} ms a "
-        f"token, {counted.overruns} overruns"
+        f"token, {_memory(counted)}, {counted.overruns} overruns"
     )
     if not counted.overruns:
-        return Finding("info", f"engine {info.group}", text)
+        return _short_of_memory(info, counted, text)
     return Finding(
         "warning",
         f"engine {info.group}",
@@ -105,6 +105,34 @@ def engine_of(info: GroupInfo) -> Finding:
         "restart the worker, which settles its accounts with the scheduler; if they "
         "come again, have all schedulers and workers of one version",
     )
+
+
+def _short_of_memory(info: GroupInfo, counted: EngineCounters, text: str) -> Finding:
+    """Warns of an engine whose steps did not fit in memory."""
+    if not counted.out_of_memory:
+        return Finding("info", f"engine {info.group}", text)
+    return Finding(
+        "warning",
+        f"engine {info.group}",
+        text,
+        "lower worker.kv_memory_mb, worker.max_running or worker.prefill_chunk, or "
+        "free memory on its host; tokenmill inspect shows what is needed",
+    )
+
+
+def _memory(counted: EngineCounters) -> str:
+    unused = counted.allocated_tokens - counted.used_tokens
+    hits = _percent(counted.prefix_tokens_hit, counted.prefix_tokens_asked)
+    return (
+        f"{counted.cached_blocks} free blocks keep a prefix, {hits} of prompts came "
+        f"from there, {_percent(unused, counted.allocated_tokens)} of KV in use is "
+        f"waste, {counted.preemptions} preemptions, {counted.out_of_memory} steps "
+        "halved for want of memory"
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "none"
 
 
 async def _standing_still(

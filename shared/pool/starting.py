@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..config import Config, ModelConfig
+from ..config import Config
 from ..config_check import check
 from ..config_load import LoadedConfig, load_config
 from ..logging import configure
+from ..model_choice import model_named
 from .plan import PoolOptions
 from .up import Pool
 
@@ -60,7 +61,7 @@ def overridden(loaded: LoadedConfig, overrides: Overrides) -> Config:
     if overrides.models:
         known = {model.name: model for model in models}
         models = tuple(
-            known.get(name) or ModelConfig(name=name) for name in overrides.models
+            known.get(name) or model_named(name) for name in overrides.models
         )
     if overrides.workers is not None:
         models = tuple(

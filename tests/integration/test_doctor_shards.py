@@ -84,9 +84,47 @@ async def test_an_engines_counters_are_shown(shard) -> None:
     assert "7 steps" in found.message
 
 
+def test_memory_is_shown_as_what_it_is_worth() -> None:
+    counted = EngineCounters(
+        free_blocks=60, pool_blocks=100, cached_blocks=20,
+        allocated_tokens=320, used_tokens=316,
+        prefix_tokens_asked=50, prefix_tokens_hit=40,
+        preemptions=3, out_of_memory=2,
+    )  # fmt: skip
+    overcommitted = msgspec.structs.replace(GROUP, total_blocks=150, counters=counted)
+    message = engine_of(overcommitted).message
+    assert "60 of 100 blocks free" in message
+    assert "20 free blocks keep a prefix, 80.0 % of prompts came from there" in message
+    assert "1.2 % of KV in use is waste" in message
+    assert "3 preemptions, 2 steps halved" in message
+
+
 def test_overruns_are_a_warning_with_a_cure() -> None:
     overrun = EngineCounters(overruns=3)
     found = engine_of(msgspec.structs.replace(GROUP, counters=overrun))
     assert found.severity == "warning"
     assert "3 overruns" in found.message
     assert found.cure
+
+
+def test_the_use_of_the_pool_is_shown() -> None:
+    counted = EngineCounters(
+        cached_blocks=12,
+        allocated_tokens=1000,
+        used_tokens=985,
+        preemptions=4,
+        prefix_tokens_asked=200,
+        prefix_tokens_hit=150,
+    )
+    found = engine_of(msgspec.structs.replace(GROUP, counters=counted))
+    assert found.severity == "info"
+    for told in ("75.0 % of prompts", "1.5 % of KV", "4 preemptions"):
+        assert told in found.message
+
+
+def test_steps_halved_for_want_of_memory_are_a_warning_with_a_cure() -> None:
+    halved = EngineCounters(out_of_memory=2)
+    found = engine_of(msgspec.structs.replace(GROUP, counters=halved))
+    assert found.severity == "warning"
+    assert "2 steps halved" in found.message
+    assert "kv_memory_mb" in found.cure

@@ -11,6 +11,7 @@ import pytest
 import redis.asyncio
 from support.pools import MODEL, clean_environment
 from support.servers import RedisServer, free_port
+from support.tiny_models import save_tiny_model
 from support.waiting import wait_until, wait_until_sync
 
 from tokenmill.shared.keys import JobId, Keys, new_unique
@@ -142,3 +143,17 @@ def test_exit_codes_tell_the_cause(work, newest_redis) -> None:
     silent = work(nowhere, "--engine", "echo")
     assert silent.process.wait(40) == 3
     assert "error: " in silent.text
+
+
+def test_a_damaged_model_ends_the_start_with_one_line(
+    work, newest_redis, tmp_path
+) -> None:
+    model = save_tiny_model("llama", tmp_path)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    one = work(newest_redis.url, "--model", str(model))
+    assert one.process.wait(60) == 14
+    (error,) = [line for line in one.text.splitlines() if line.startswith("error: ")]
+    assert str(weights) in error
+    assert "in tensor model.layers.1." in error
+    assert "Traceback" not in one.text

@@ -32,14 +32,18 @@ FLOATS = {"scale", "softcap", "levels"}
 
 ATTENTION: dict[str, Any] = {
     "GROUP": 3, "SPLIT": 512, "ROWS": 32, "TILE": 32, "D": 48, "D_PADDED": 64,
-    "KV_HEADS": 3, "BLOCK_SIZE": 8, "QUANTIZED": True, "WINDOW": True, "ALIBI": True,
+    "KV_HEADS": 3, "BLOCK_SIZE": 8, "BITS": 8, "WINDOW": True, "ALIBI": True,
     "SOFTCAP": True, "PRECISION": "tf32",
 }  # fmt: skip
 PLAIN: dict[str, Any] = {
-    "D": 16, "D_PADDED": 16, "QUANTIZED": False, "WINDOW": False, "ALIBI": False,
+    "D": 16, "D_PADDED": 16, "BITS": 32, "WINDOW": False, "ALIBI": False,
     "SOFTCAP": False, "PRECISION": "ieee",
 }  # fmt: skip
 TILES = {"ROWS": 64, "COLUMNS": 64, "INNER": 64, "LENGTH": 512}
+INT4 = {
+    "k_ptr": "*u8", "v_ptr": "*u8", "k_scale_ptr": "*bf16", "v_scale_ptr": "*bf16",
+    "k_out": "*u8", "v_out": "*u8",
+}  # fmt: skip
 INT8 = {"x_ptr": "*i8", "w_ptr": "*i8"}
 
 KERNELS: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
@@ -48,9 +52,19 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
         kv_write._kv_write_kernel,
         {"k_ptr": "*fp16", "v_ptr": "*fp16"},
         {"HEADS": 3, "D": 80, "BLOCK_SIZE": 8, "HEADS_PADDED": 4, "D_PADDED": 128,
-         "QUANTIZED": True},
+         "BITS": 8},
+    ),
+    (
+        kv_write._kv_write_kernel,
+        {**INT4, "k_ptr": "*bf16", "v_ptr": "*bf16", "k_scale": "*bf16",
+         "v_scale": "*bf16"},
+        {"HEADS": 3, "D": 80, "BLOCK_SIZE": 8, "HEADS_PADDED": 4, "D_PADDED": 128,
+         "BITS": 4},
     ),
     (decode.decode_kernel, {}, ATTENTION),
+    (decode.decode_kernel, INT4, {**ATTENTION, "BITS": 4}),
+    (prefill.prefill_kernel, INT4,
+     {**ATTENTION, "BITS": 4, "QUERIES": 10, "SEQUENCES_PADDED": 16}),
     (prefill.prefill_kernel, {}, {**ATTENTION, "QUERIES": 10, "SEQUENCES_PADDED": 16}),
     (
         decode.decode_kernel,
@@ -113,6 +127,7 @@ def compile_one(
     return {
         "kernel": kernel.__name__,
         "precision": constants.get("PRECISION"),
+        "bits": constants.get("BITS"),
         "capability": capability,
         "bytes": len(compiled.asm["cubin"]),
         "shared": compiled.metadata.shared,

@@ -2,7 +2,8 @@
 
 Triton decides at import whether it interprets, and other tests of a session import it
 too. So a plain run collects `test_in_interpreter.py`, which runs each of the other
-files in a process of its own, and `test_compiles.py`. To run one file by itself:
+files in a process of its own, `test_compiles.py` and `test_bench.py`. To run one file
+by itself:
 
     TRITON_INTERPRET=1 pytest tests/kernels_gpu/test_attention.py   on a CPU
     TOKENMILL_TEST_DEVICE=cuda pytest tests/kernels_gpu             on a GPU
@@ -21,7 +22,7 @@ sys.path.insert(0, str(HERE))  # `kernel_cases` without a package
 
 ON_DEVICE = os.environ.get("TOKENMILL_TEST_DEVICE", "cpu") != "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton")
-ENTRY = {"test_in_interpreter.py", "test_compiles.py"}
+ENTRY = {"test_in_interpreter.py", "test_compiles.py", "test_bench.py"}
 
 collect_ignore = [
     file.name

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.engine.kernels import reference
-from tokenmill.workers.engine.kernels.layout import KVLayer, StepLayout
+from tokenmill.workers.engine.kernels.layout import KVKind, KVLayer, StepLayout
 from tokenmill.workers.engine.kernels.triton.attention import Tiling, paged_attention
 from tokenmill.workers.engine.kernels.triton.layout import store_to_device, to_device
 
@@ -27,7 +27,7 @@ class Shape:
     kv_heads: int
     dim: int
     block_size: int
-    int8: bool
+    kind: KVKind
 
 
 @dataclass
@@ -71,7 +71,7 @@ def fill(shape: Shape, contexts: list[int], seed: int) -> Paged:
     total = sum(counts) + 3
     free = torch.randperm(total, generator=generator).tolist()
     layer = KVLayer.allocate(
-        total, shape.kv_heads, shape.block_size, shape.dim, int8=shape.int8
+        total, shape.kv_heads, shape.block_size, shape.dim, kind=shape.kind
     )
     paged = Paged(shape, layer, [], [])
     for context, count in zip(contexts, counts, strict=True):
@@ -101,9 +101,9 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape(
         heads=kv_heads * draw(st.sampled_from([1, 3, 4])),
         kv_heads=kv_heads,
-        dim=draw(st.sampled_from([8, 20, 32, 80])),
+        dim=draw(st.sampled_from([8, 20, 64, 80, 96, 128])),
         block_size=draw(st.sampled_from([4, 8, 12])),
-        int8=draw(st.booleans()),
+        kind=draw(st.sampled_from(["int8", "int4", "float32"])),
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,16 +31,21 @@ def compiled(tmp_path_factory):
         name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
     }
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "compile_for_devices.py"), "86", "90"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def compile_for(capability: str) -> list[dict[str, object]]:
+        done = subprocess.run(
+            [sys.executable, str(HERE / "compile_for_devices.py"), capability],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    with ThreadPoolExecutor(2) as pool:
+        return [entry for part in pool.map(compile_for, ("86", "90")) for entry in part]
 
 
 def test_every_kernel_gives_machine_code_that_fits(compiled):
@@ -61,12 +67,14 @@ def test_products_run_on_tensor_cores(compiled):
             assert not products, entry
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("capability", [86, 90])
-def test_decode_and_prefill_reduce_a_row_in_the_same_layout(compiled, capability):
+def test_decode_and_prefill_reduce_a_row_in_the_same_layout(compiled, capability, bits):
     layouts = [
         entry["layouts"]
         for entry in compiled
-        if entry["capability"] == capability and entry["precision"] == "tf32"
+        if (entry["capability"], entry["bits"]) == (capability, bits)
+        and entry["precision"] == "tf32"
     ]
     assert len(layouts) == 2
     assert layouts[0] == layouts[1] != []

@@ -6,12 +6,14 @@ from kernel_cases import DEVICE
 
 from tokenmill.shared.errors import EngineError
 from tokenmill.workers.engine.kernels import reference
+from tokenmill.workers.engine.model.device_linear import Place
+from tokenmill.workers.engine.model.gpu_int8 import DeviceInt8Linear, WideInt8Linear
 from tokenmill.workers.engine.model.gpu_linear import (
     CANDIDATES,
-    Int8Linear,
     MeasuredMatmul,
     gpu_ops,
 )
+from tokenmill.workers.engine.model.quantize import Int8Linear
 
 OUTLIERS = [3, 40]
 
@@ -25,13 +27,25 @@ def layer_data():
     return x, weight, torch.randn(48, generator=generator)
 
 
+PLACE = Place(torch.device(DEVICE), torch.device(DEVICE), torch.float32)
+
+
+def filled(layer, weight, bias):
+    if bias is not None:
+        layer.fill_bias(bias)
+    layer.fill(weight)
+    return layer
+
+
 def make(weight, bias=None, *, matmul=None, outliers=()):
-    return Int8Linear(
-        weight.to(DEVICE),
-        None if bias is None else bias.to(DEVICE),
+    layer = DeviceInt8Linear(
+        weight.shape[1],
+        weight.shape[0],
+        PLACE,
         outlier_columns=outliers,
         matmul=matmul or MeasuredMatmul(),
     )
+    return filled(layer, weight, bias)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 40])
@@ -104,6 +118,31 @@ def test_state_moves_with_the_module(layer_data):
     assert torch.equal(other(x.to(DEVICE)), layer(x.to(DEVICE)))
 
 
+def test_sixteen_bit_rows_are_the_references(layer_data):
+    x, weight, bias = layer_data
+    layer = filled(WideInt8Linear(160, 48, PLACE, gpu_ops(DEVICE)), weight, bias)
+    expected = reference.linear(x, reference.quantize_weight(weight), bias)
+    assert torch.equal(layer(x.to(DEVICE)[None])[0].cpu(), expected)
+
+
+def test_a_calibrated_layer_is_the_cpus(layer_data):
+    x, weight, bias = layer_data
+    mean = x.mean(0)
+    for precise in (False, True):
+        layer = WideInt8Linear(
+            160, 48, PLACE, gpu_ops(DEVICE), mean=mean, precise=precise
+        )
+        host = Int8Linear(160, 48, mean=mean, precise=precise)
+        for one in (layer, host):
+            one.fill(weight)
+            one.fill_bias(bias / 2)
+            one.fill_bias(bias)  # a merged layer's comes again with each member
+        actual, expected = layer(x.to(DEVICE)).cpu(), host(x)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-2)
+        error = (actual - (x @ weight.T + bias)).abs().max()
+        assert float(error) < (0.2 if precise else 3.0)
+
+
 def test_ops_with_a_library_agree_with_the_reference(layer_data):
     x, weight, bias = layer_data
     ops = gpu_ops(DEVICE)
@@ -117,6 +156,13 @@ def test_ops_with_a_library_agree_with_the_reference(layer_data):
             x, reference.quantize_weight(weight, activations=activations), bias
         )
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-6, atol=1e-3)
+
+
+def test_a_damaged_weight_is_refused(layer_data):
+    _, weight, _ = layer_data
+    weight[2, 5] = float("inf")
+    with pytest.raises(EngineError, match="NaN or infinity"):
+        make(weight)
 
 
 def test_a_column_that_does_not_exist_is_named():

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +14,10 @@ HERE = Path(__file__).parent
 FILES = sorted(
     file.name
     for file in HERE.glob("test_*.py")
-    if file.name not in ("test_in_interpreter.py", "test_compiles.py")
+    if file.name not in ("test_in_interpreter.py", "test_compiles.py", "test_bench.py")
 )
 
-TIMEOUT_S = 400
+TIMEOUT_S = 500
 """The interpreter is slow, and other tests may share the cores."""
 
 pytestmark = [
@@ -28,13 +29,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def child(tmp_path_factory):
-    """The tests of a child process by file, as junit cases, and what it printed."""
-    report = tmp_path_factory.mktemp("kernels") / "report.xml"
+def run(files: list[str], report: Path) -> str:
+    """Runs some of the files and returns what was printed."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-         f"--junitxml={report}", str(HERE)],
+         f"--junitxml={report}", *(str(HERE / file) for file in files)],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=HERE.parent.parent,
         capture_output=True,
@@ -43,11 +42,27 @@ def child(tmp_path_factory):
         check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory):
+    """The tests of two child processes by file, as junit cases, and what they printed.
+
+    One core each: whole models, which take about half of the time, and the rest.
+    """
+    directory = tmp_path_factory.mktemp("kernels")
+    reports = [directory / "models.xml", directory / "kernels.xml"]
+    halves = [["test_model.py"], [file for file in FILES if file != "test_model.py"]]
+    with ThreadPoolExecutor(2) as pool:
+        output = "".join(pool.map(run, halves, reports))
     cases: dict[str, list[ET.Element]] = {}
-    for case in ET.parse(report).iter("testcase"):
+    for case in (
+        one for report in reports for one in ET.parse(report).iter("testcase")
+    ):
         module = case.get("classname", "").rpartition(".")[2]
         cases.setdefault(f"{module}.py", []).append(case)
-    return cases, done.stdout
+    return cases, output
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -28,9 +28,9 @@ def test_a_sequence_alone_gives_the_bits_it_gives_in_a_batch(shape, lengths, see
 
 @pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("window", [None, 15])
-@pytest.mark.parametrize("int8", [True, False])
-def test_chunks_and_decode_give_the_bits_of_one_prefill(int8, window):
-    shape = Shape(heads=3, kv_heads=1, dim=12, block_size=8, int8=int8)
+@pytest.mark.parametrize("kind", ["int8", "int4", "float32"])
+def test_chunks_and_decode_give_the_bits_of_one_prefill(kind, window):
+    shape = Shape(heads=3, kv_heads=1, dim=12, block_size=8, kind=kind)
     context = 40
     paged = fill(shape, [context], seed=4)
 

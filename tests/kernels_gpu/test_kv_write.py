@@ -1,7 +1,8 @@
 """Quantize on write: the reference's bits in the right slots, nothing elsewhere."""
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DEVICE, Shape, fill, on_device, shapes, steps
 
@@ -42,14 +43,16 @@ def values(shape, tokens, seed):
     return (torch.randn(size, generator=generator) * spread for _ in range(2))
 
 
+@settings(max_examples=8)
 @given(shape=shapes(), lengths=steps(), seed=st.integers(0, 999))
 def test_equals_the_reference(shape, lengths, seed):
     k, v = values(shape, sum(count for count, _ in lengths), seed)
     assert_writes_as_reference(shape, lengths, k, v)
 
 
-def test_vectors_without_usable_values():
-    shape = Shape(heads=2, kv_heads=2, dim=20, block_size=4, int8=True)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_vectors_without_usable_values(kind):
+    shape = Shape(heads=2, kv_heads=2, dim=20, block_size=4, kind=kind)
     k, v = values(shape, 5, seed=2)
     k[0, 1] = 0
     k[1, 0, 3] = float("nan")
@@ -58,8 +61,9 @@ def test_vectors_without_usable_values():
     assert_writes_as_reference(shape, [(5, 9)], k, v)
 
 
-def test_half_precision_and_strided_inputs():
-    shape = Shape(heads=3, kv_heads=3, dim=16, block_size=8, int8=True)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_half_precision_and_strided_inputs(kind):
+    shape = Shape(heads=3, kv_heads=3, dim=16, block_size=8, kind=kind)
     fused = torch.randn(4, 3 * 3 * 16, generator=torch.Generator().manual_seed(5))
     k, v = (fused[:, i * 48 : (i + 1) * 48].view(4, 3, 16) for i in (1, 2))
     assert not k.is_contiguous()

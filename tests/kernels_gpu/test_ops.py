@@ -30,7 +30,7 @@ def test_both_sides_take_the_same_arguments(implementation, name):
 
 
 def test_write_then_attend_through_the_object():
-    shape = Shape(heads=4, kv_heads=2, dim=16, block_size=8, int8=True)
+    shape = Shape(heads=4, kv_heads=2, dim=16, block_size=8, kind="int8")
     lengths = [(5, 12), (1, 20)]
     paged = fill(shape, [12, 20], seed=1)
     layout = paged.layout([0, 1], lengths)
@@ -47,7 +47,7 @@ def test_write_then_attend_through_the_object():
 
 
 def test_wrong_shapes_are_refused():
-    shape = Shape(heads=4, kv_heads=2, dim=16, block_size=8, int8=True)
+    shape = Shape(heads=4, kv_heads=2, dim=16, block_size=8, kind="int8")
     paged = fill(shape, [4], seed=1)
     layout = to_device(paged.layout([0], [(4, 4)]), DEVICE)
     layer, ops = on_device(paged.layer), TritonOps(DEVICE)

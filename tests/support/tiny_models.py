@@ -280,6 +280,12 @@ def save_byte_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def byte_letters() -> list[str]:
+    """Returns the 256 letters of byte-level tokenizers in the order of their bytes."""
+    letters = _byte_alphabet()
+    return [letters[byte] for byte in range(256)]
+
+
 def _byte_alphabet() -> dict[int, str]:
     """Returns the printable stand-in that byte-level tokenizers use for each byte."""
     printable = [

@@ -9,17 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.tiny_gguf import write_tiny_gguf
 from support.tiny_models import save_byte_tokenizer, save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.workers.engine.model import builtin
 from tokenmill.workers.engine.model.cache import build_once, cache_directory
+from tokenmill.workers.engine.model.convert import convert_gguf
 from tokenmill.workers.engine.model.gguf_llama import (
-    LlamaGguf,
     half_split_rows,
     transformers_name,
 )
 from tokenmill.workers.engine.model.resolve import resolve_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps conversions out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def silent(_stage: str, _fraction: float) -> None:
@@ -39,7 +45,7 @@ def test_a_directory_without_config_says_what_is_expected(tmp_path: Path) -> Non
 def test_a_directory_with_pickled_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelLoadError, match="pickled weights are not read"):
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin.*never read"):
         resolve_model("any-name", str(tmp_path))
 
 
@@ -115,75 +121,6 @@ def test_rotary_rows_are_split_into_halves() -> None:
     assert half_split_rows(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def write_tiny_gguf(path: Path) -> None:
-    """Writes a random two-layer llama GGUF, quantized as the built-in model is."""
-    import gguf
-
-    generator = np.random.default_rng(3)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(264)
-    alphabet = save_byte_alphabet()
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, *"abcde"[:5]]
-    tokens = [*tokens[:259], "ab", "cd", "abcd", "ef", "gh"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + [1] * 261)
-    writer.add_token_merges(["a b", "c d", "ab cd", "e f", "g h"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template("{{ messages[0]['content'] }}")
-
-    def add(name: str, *shape: int) -> None:
-        values = generator.normal(size=shape).astype(np.float32)
-        if len(shape) == 1:
-            writer.add_tensor(name, values)
-            return
-        kind = (
-            gguf.GGMLQuantizationType.Q8_0
-            if name.startswith("token_embd")
-            else gguf.GGMLQuantizationType.Q4_1
-        )
-        packed = gguf.quants.quantize(values, kind)
-        writer.add_tensor(name, packed, raw_dtype=kind)
-
-    add("token_embd.weight", 264, 64)
-    add("output_norm.weight", 64)
-    for layer in range(2):
-        prefix = f"blk.{layer}."
-        add(prefix + "attn_norm.weight", 64)
-        add(prefix + "ffn_norm.weight", 64)
-        add(prefix + "attn_q.weight", 64, 64)
-        add(prefix + "attn_k.weight", 32, 64)
-        add(prefix + "attn_v.weight", 32, 64)
-        add(prefix + "attn_output.weight", 64, 64)
-        add(prefix + "ffn_gate.weight", 96, 64)
-        add(prefix + "ffn_up.weight", 96, 64)
-        add(prefix + "ffn_down.weight", 64, 96)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def save_byte_alphabet() -> list[str]:
-    """Returns the 256 letters of byte-level tokenizers in the order of their bytes."""
-    from support.tiny_models import _byte_alphabet
-
-    letters = _byte_alphabet()
-    return [letters[byte] for byte in range(256)]
-
-
 def test_the_conversion_equals_transformers_own(tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -191,7 +128,7 @@ def test_the_conversion_equals_transformers_own(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "tiny.gguf")
     target = tmp_path / "converted"
     target.mkdir()
-    builtin.convert_gguf(tmp_path / "tiny.gguf", target, silent)
+    convert_gguf(tmp_path / "tiny.gguf", target, silent)
     mine = load_file(target / "model.safetensors")
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
@@ -202,13 +139,87 @@ def test_the_conversion_equals_transformers_own(tmp_path: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
+def test_llama3_files_convert_as_transformers_does(tmp_path: Path) -> None:
+    """Biases, frequency factors, a head of its own, and a tokenizer that adds BOS."""
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    write_tiny_gguf(
+        tmp_path / "tiny.gguf",
+        flavour="llama-bpe",
+        tensors={
+            "rope_freqs.weight": factors,
+            "output.weight": np.ones((264, 64), np.float32),
+        },
+    )
+    target = resolve_model("any", str(tmp_path / "tiny.gguf"))
+    config = AutoConfig.from_pretrained(target)
+    assert not config.tie_word_embeddings
+    plain = 10000.0 ** -(np.arange(0, 16, 2) / 16)
+    rotary = LlamaRotaryEmbedding(config)
+    np.testing.assert_allclose(rotary.inv_freq.numpy(), plain / factors, rtol=1e-6)
+    assert rotary.attention_scaling == 1.0
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.encode("abcd") == [1, 261]
+    assert tokenizer.decode(tokenizer.encode("1234567 abé\n")[1:]) == "1234567 abé\n"
+
+
+def test_a_gguf_file_or_its_directory_is_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "models" / "My Model.gguf"
+    file.parent.mkdir()
+    write_tiny_gguf(file)
+    first = resolve_model("any", str(file))
+    assert first == resolve_model(str(file.parent))
+    assert first.parent == cache_directory()
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
+        entry.name for entry in first.iterdir()
+    }
+    write_tiny_gguf(file, seed=4)
+    assert resolve_model("any", str(file)) != first
+    write_tiny_gguf(file.with_name("other.gguf"))
+    with pytest.raises(ModelLoadError, match=r"2 GGUF files.*My Model\.gguf, other"):
+        resolve_model(str(file.parent))
+
+
+def test_a_tokenizer_beside_a_gguf_file_goes_first(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf", kind="llama", flavour="default")
+    with pytest.raises(ModelLoadError, match=r"'llama'/'default'.*tokenizer\.json"):
+        resolve_model(str(tmp_path / "tiny.gguf"))
+    save_byte_tokenizer(tmp_path)
+    found = resolve_model(str(tmp_path / "tiny.gguf"))
+    written = (found / "tokenizer.json").read_bytes()
+    assert written == (tmp_path / "tokenizer.json").read_bytes()
+
+
+def test_large_conversions_are_written_in_files_with_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    from tokenmill.workers.engine.model import convert
+    from tokenmill.workers.engine.model.checkpoint import iterate
+
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for directory, size in ((whole, 1 << 30), (parts, 100_000)):
+        directory.mkdir()
+        monkeypatch.setattr(convert, "SHARD_BYTES", size)
+        convert_gguf(tmp_path / "tiny.gguf", directory, silent)
+    assert len(list(parts.glob("*.safetensors"))) > 1
+    one = load_file(whole / "model.safetensors")
+    several = dict(iterate(parts))
+    assert one.keys() == several.keys()
+    assert all(torch.equal(one[name], several[name]) for name in one)
+
+
 def test_the_converted_model_loads_with_tokenizer_and_template(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     write_tiny_gguf(tmp_path / "tiny.gguf")
     target = tmp_path / "converted"
     target.mkdir()
-    builtin.convert_gguf(tmp_path / "tiny.gguf", target, silent)
+    convert_gguf(tmp_path / "tiny.gguf", target, silent)
     config = AutoConfig.from_pretrained(target)
     assert (config.bos_token_id, config.eos_token_id) == (1, 2)
     assert config.tie_word_embeddings
@@ -220,12 +231,6 @@ def test_the_converted_model_loads_with_tokenizer_and_template(tmp_path: Path) -
         [{"role": "user", "content": "hi"}], tokenize=False
     )
     assert rendered == "hi"
-
-
-def test_garbage_is_not_a_gguf(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"not a model" * 10)
-    with pytest.raises(ModelLoadError, match="not a readable GGUF"):
-        LlamaGguf(tmp_path / "x.gguf")
 
 
 def test_the_tiny_tokenizer_is_bytes(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 import redis.exceptions
 import structlog
+import torch
+from safetensors.torch import save_file
 from support.waiting import wait_until
 from tokenizers import Tokenizer, decoders, models
 
@@ -37,11 +39,17 @@ from tokenmill.shared.tokens import (
 )
 from tokenmill.workers import loading
 from tokenmill.workers.echo import EchoEngine
-from tokenmill.workers.engine.request import Emitted, EngineRequest, StepOutput
+from tokenmill.workers.engine.request import (
+    Capacity,
+    Emitted,
+    EngineRequest,
+    StepOutput,
+)
 from tokenmill.workers.engine_thread import EngineThread, Fault, Refused, Report
 from tokenmill.workers.extras import model_stack
 from tokenmill.workers.loading import load
 from tokenmill.workers.outage import is_refusal
+from tokenmill.workers.registration import counters
 from tokenmill.workers.resume import completed, engine_request, read_request
 from tokenmill.workers.service import _say_ready
 
@@ -78,6 +86,22 @@ def test_the_engine_gets_exact_ids_seed_and_epoch() -> None:
     assert built.token_ids == (1, 2, 3)
     assert built.seed == 7
     assert built.emitted == ()
+
+
+def test_only_jobs_of_one_tenant_share_cached_prefixes() -> None:
+    built = engine_request(started(tenant="acme"), JobRequest())
+    assert built.cache_salt == "acme"
+
+
+def test_counters_say_all_that_the_engine_counts() -> None:
+    room = Capacity(
+        total_blocks=100, free_blocks=60, max_running=8, num_running=2,
+        prefill_backlog=3, cached_blocks=20, allocated_tokens=320, used_tokens=310,
+        preemptions=1, prefix_tokens_asked=50, prefix_tokens_hit=40, out_of_memory=2,
+    )  # fmt: skip
+    counted = msgspec.structs.asdict(counters(room))
+    assert counted.pop("pool_blocks") == 100
+    assert counted == {name: getattr(room, name) for name in counted}
 
 
 def test_earlier_output_is_joined_by_choice() -> None:
@@ -328,7 +352,7 @@ def test_the_tokenizer_is_told_before_the_weights_are_read(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "model.safetensors").touch()
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     seen: list[object] = []
 
     def weights(*_: object) -> None:

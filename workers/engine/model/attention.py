@@ -18,6 +18,7 @@ from ..kernels import ops
 
 if TYPE_CHECKING:
     from ..kernels.layout import KVLayer, StepLayout
+    from ..kernels.protocol import OpsProtocol
 
 IMPLEMENTATION: Final = "tokenmill_paged"
 """Name in the AttentionInterface."""
@@ -29,10 +30,12 @@ class StepState:
 
     Args:
         layers: The KV blocks of each layer.
+        kernels: The operations of the device that holds them.
     """
 
-    def __init__(self, layers: tuple[KVLayer, ...]) -> None:
+    def __init__(self, layers: tuple[KVLayer, ...], kernels: OpsProtocol = ops) -> None:
         self.layers = layers
+        self.kernels = kernels
         self._layout: StepLayout | None = None
         self._rope_lengths: torch.Tensor | None = None
 
@@ -60,6 +63,10 @@ class StepState:
             raise EngineError("the open step carries no sequence lengths for RoPE")
         return self._rope_lengths
 
+    def cast(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x in a type that the kernels take: a GPU's take half precision."""
+        return x.float() if self.kernels is ops else x
+
     def attend(
         self,
         layer: int,
@@ -75,19 +82,19 @@ class StepState:
 
         Args:
             layer: Index of the layer.
-            q: float32 [tokens, heads, head_dim].
-            k: float32 [tokens, kv_heads, head_dim].
+            q: [tokens, heads, head_dim], float32 (a GPU also takes half precision).
+            k: [tokens, kv_heads, head_dim], likewise.
             v: As `k`.
             scale: Factor on the dot products.
             window: Keys that a query sees at most, its own included.
             alibi: float32 [heads, positions], each position's bias, or None.
 
         Returns:
-            float32 [tokens, heads, head_dim].
+            [tokens, heads, head_dim] in the type of `q`.
         """
         store, layout = self.layers[layer], self.layout
-        ops.kv_write(k, v, store, layout)
-        return ops.paged_attention(
+        self.kernels.kv_write(k, v, store, layout)
+        return self.kernels.paged_attention(
             q, store, layout, scale=scale, window=window, alibi=alibi
         )
 
@@ -130,7 +137,7 @@ def paged_attention_forward(
     """
     state: StepState = getattr(module, _STATE)
     layer: int = getattr(module, "layer_idx")  # noqa: B009  (typed as a module)
-    q, k, v = (part[0].transpose(0, 1).float() for part in (query, key, value))
+    q, k, v = (state.cast(part[0].transpose(0, 1)) for part in (query, key, value))
     out = state.attend(
         layer,
         q,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ import structlog
 import torch
 
 from ....shared.errors import EngineError, ModelLoadError
+from .folding import Fold
+from .headers import NOT_WEIGHTS, StoredTensor, read_headers, shard_files
 from .placing import Placed
 
 if TYPE_CHECKING:
@@ -21,51 +22,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("tokenmill.model")
 
-_NOT_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Tensors of old checkpoints that the code computes by itself."""
 _NAMED_IN_MESSAGE = 5
-_NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
-
-
-def shard_files(directory: Path) -> list[Path]:
-    """Returns a checkpoint's safetensors files, those of its index if it has one.
-
-    Raises:
-        ModelLoadError: There are none, or the index names one that is missing.
-    """
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelLoadError(f"{index} is not a weight index: {error}") from error
-        missing = [name for name in names if not (directory / name).is_file()]
-        if missing:
-            raise ModelLoadError(
-                f"{directory} lacks {', '.join(missing[:_NAMED_IN_MESSAGE])} which its "
-                "index names; fetch the checkpoint again"
-            )
-        return [directory / name for name in names]
-    single = directory / "model.safetensors"
-    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(f"{directory} has no *.safetensors files")
-    _check_numbers(directory, files)
-    return files
-
-
-def _check_numbers(directory: Path, files: list[Path]) -> None:
-    """Refuses part of a checkpoint whose files are numbered but have no index."""
-    found = [match for file in files if (match := _NUMBERED.search(file.name))]
-    numbers = {int(match[1]) for match in found}
-    expected = max((int(match[2]) for match in found), default=0)
-    missing = sorted(set(range(1, expected + 1)) - numbers)
-    if missing:
-        shown = ", ".join(map(str, missing[:_NAMED_IN_MESSAGE]))
-        raise ModelLoadError(
-            f"{directory} lacks file {shown} of the {expected} that hold its weights; "
-            "fetch the checkpoint again"
-        )
 
 
 def iterate(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -92,6 +49,8 @@ class CheckpointReader:
         dtype: Of every parameter that is not in a slot.
         copy: Copy those parameters; else they stay views of the mapped file, which
             keeps all of it mapped.
+        home: The device of a parameter that is not in a slot, by its name.
+        folds: Factors on tensors, by the model's names.
     """
 
     def __init__(
@@ -101,45 +60,90 @@ class CheckpointReader:
         dtype: torch.dtype,
         *,
         copy: bool,
+        home: Callable[[str], torch.device | str] = lambda _name: "cpu",
+        folds: Mapping[str, Fold] | None = None,
     ) -> None:
         self._model = model
         self._placed = placed
         self._dtype = dtype
         self._copy = copy
+        self._home = home
+        self._folds = folds or {}
         self._prefix = model.base_model_prefix + "."
         self._wanted = set(dict(model.named_parameters()))
         self._wanted |= {f"{name}.weight" for name in placed}
-        self._biases = {f"{name}.bias" for name in placed}
-        self._filled: set[str] = set()
-        self._unused: list[str] = []
+        self._wanted |= {f"{name}.bias" for name, one in placed.items() if one.bias}
 
     def read(self, directory: Path, progress: Progress) -> None:
-        """Reads all shards.
+        """Reads all shards, after their headers were found to be what is wanted.
 
         Args:
             directory: The checkpoint.
             progress: Told the fraction of tensors that are in place.
 
         Raises:
-            ModelLoadError: A tensor is missing or has another shape.
+            ModelLoadError: A tensor is missing, comes twice or has another shape.
         """
+        stored = read_headers(directory)
+        targets = self._targets(directory, stored)
         head = self._tied_head()
+        filled = 0
         for name, tensor in iterate(directory):
+            target = targets.get(name)
+            if target is None:
+                continue
+            try:
+                self._place(target, tensor)
+                if head is not None and target == head[0] and head[1] not in stored:
+                    self._place(head[1], tensor)
+            except ModelLoadError as error:
+                raise ModelLoadError(f"{stored[name].file}: {error}") from error
+            filled += 1
+            progress("loading weights", filled / len(targets))
+
+    def _targets(
+        self, directory: Path, stored: Mapping[str, StoredTensor]
+    ) -> dict[str, str]:
+        """Returns the parameter for each stored name that has one, all checked."""
+        names: dict[str, str] = {}
+        unused: list[str] = []
+        for name, tensor in stored.items():
             target = self._resolve(name)
             if target is None:
-                self._unused.append(name)
+                unused.append(name)
                 continue
-            self._place(target, tensor)
-            if head is not None and target == head[0] and head[1] not in self._filled:
-                self._place(head[1], tensor)
-            progress("loading weights", len(self._filled) / len(self._wanted))
-        if self._unused:
+            if target in names:
+                raise ModelLoadError(
+                    f"{tensor.file}: tensors {names[target]} and {name} are both "
+                    f"{target}; expected each once"
+                )
+            expected = self._shape_of(target)
+            if tensor.shape != expected:
+                raise ModelLoadError(
+                    f"{tensor.file}: weight {name} has shape {list(tensor.shape)}, but "
+                    f"config.json calls for {list(expected)}; the two are not from the "
+                    "same checkpoint"
+                )
+            names[target] = name
+        if unused:
             log.info(
-                "weights_unused",
-                count=len(self._unused),
-                names=self._unused[:_NAMED_IN_MESSAGE],
+                "weights_unused", count=len(unused), names=unused[:_NAMED_IN_MESSAGE]
             )
-        self._check_complete(directory)
+        self._check_complete(directory, names.keys())
+        return {name: target for target, name in names.items()}
+
+    def _shape_of(self, target: str) -> tuple[int, ...]:
+        """Returns the shape that a parameter has in a checkpoint."""
+        owner, _, leaf = target.rpartition(".")
+        placed = self._placed.get(owner)
+        if placed is None:
+            return tuple(self._model.get_parameter(target).shape)
+        slot = placed.slot
+        if leaf == "bias":
+            return (slot.out_features,)
+        if placed.transposed:
+            return (slot.in_features, slot.out_features)
+        return (slot.out_features, slot.in_features)
 
     def _tied_head(self) -> tuple[str, str] | None:
         """Returns (embedding, head) weight names when one tensor serves both."""
@@ -152,11 +156,11 @@ class CheckpointReader:
         return None
 
     def _resolve(self, name: str) -> str | None:
-        if name.endswith(_NOT_WEIGHTS):
+        if name.endswith(NOT_WEIGHTS):
             return None
         stripped = name.removeprefix(self._prefix)
         for candidate in (name, self._prefix + name, stripped):
-            if candidate in self._wanted or candidate in self._biases:
+            if candidate in self._wanted:
                 return candidate
         return None
 
@@ -166,33 +170,31 @@ class CheckpointReader:
         if placed is None:
             self._place_plain(target, tensor)
         elif leaf == "bias":
-            placed.slot.fill_bias(tensor)
+            placed.slot.fill_bias(self._folded(target, tensor))
         else:
-            weight = tensor.T if placed.transposed else tensor
-            expected = (placed.slot.out_features, placed.slot.in_features)
-            if tuple(weight.shape) != expected:
-                raise ModelLoadError(_shape_message(target, weight.shape, expected))
             try:
-                placed.slot.fill(weight)
+                weight = tensor.T if placed.transposed else tensor
+                placed.slot.fill(self._folded(target, weight))
             except EngineError as error:
                 raise ModelLoadError(f"weight {target}: {error}") from error
-        self._filled.add(target)
 
     def _place_plain(self, target: str, tensor: torch.Tensor) -> None:
         from accelerate.utils import set_module_tensor_to_device
 
-        expected = tuple(self._model.get_parameter(target).shape)
-        if tuple(tensor.shape) != expected:
-            raise ModelLoadError(_shape_message(target, tensor.shape, expected))
+        tensor = self._folded(target, tensor)
         value = tensor.to(self._dtype, copy=self._copy)
         set_module_tensor_to_device(
-            self._model, target, "cpu", value=value, dtype=self._dtype
+            self._model, target, self._home(target), value=value, dtype=self._dtype
         )
 
-    def _check_complete(self, directory: Path) -> None:
-        missing = sorted(self._wanted - self._filled)
+    def _folded(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+        fold = self._folds.get(target)
+        return tensor if fold is None else fold(tensor)
+
+    def _check_complete(self, directory: Path, found: AbstractSet[str]) -> None:
+        missing = sorted(self._wanted - found)
         head = self._tied_head()
-        if head is not None and head[1] in missing and head[1] not in self._placed:
+        if head is not None and head[1] in missing and head[0] in found:
             missing.remove(head[1])
         if missing:
             shown = ", ".join(missing[:_NAMED_IN_MESSAGE])
@@ -200,10 +202,3 @@ class CheckpointReader:
                 f"{directory} lacks {len(missing)} weights that its configuration "
                 f"calls for ({shown}); fetch the checkpoint again"
             )
-
-
-def _shape_message(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    return (
-        f"weight {name} has shape {list(found)}, but config.json calls for "
-        f"{list(expected)}; the two are not from the same checkpoint"
-    )

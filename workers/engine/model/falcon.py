@@ -79,14 +79,20 @@ class PagedFalconAttention(nn.Module):
             q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)
         out = self._state.attend(
             self._layer,
-            q.float(),
-            k.float(),
-            v.float(),
+            self._state.cast(q),
+            self._state.cast(k),
+            self._state.cast(v),
             scale=self._scale,
-            alibi=self._alibi,
+            alibi=self._biases(q.device),
         )
         merged = out.reshape(1, out.shape[0], -1).to(hidden_states.dtype)
         return self.dense(merged), None
+
+    def _biases(self, device: torch.device) -> torch.Tensor | None:
+        """Returns the table of biases on the device of the queries."""
+        if self._alibi is not None and self._alibi.device != device:
+            self._alibi = self._alibi.to(device)
+        return self._alibi
 
     def _split(
         self, fused: torch.Tensor

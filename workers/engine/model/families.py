@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import structlog
 
 from ....shared.errors import ModelLoadError
-from ..kv.store import KVShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from ..kv.store import KVShape
 
 _SIZES: Final = (
     "vocab_size",
@@ -23,6 +24,7 @@ _SIZES: Final = (
     "num_attention_heads",
     "max_position_embeddings",
 )
+_log = structlog.get_logger("tokenmill.model")
 _HEADS_FILL_HIDDEN: Final = ("gpt2", "falcon")
 """Families whose head size is hidden_size / heads; others may name another."""
 
@@ -47,7 +49,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return f"transformers.models.{self.model_type}"
 
     def load_config(self, directory: Path) -> PreTrainedConfig:
-        """Reads config.json with the family's own class."""
+        """Reads config.json with the family's own class, never with code beside it."""
+        if read_config(directory).get("auto_map"):
+            _log.warning(
+                "model_code_ignored",
+                path=str(directory),
+                reason="config.json names code of its own (auto_map), which is never "
+                f"run: transformers' {self.model_class} is used",
+            )
         module = importlib.import_module(
             f"{self.package}.configuration_{self.model_type}"
         )
@@ -154,9 +163,11 @@ def family_of(directory: Path) -> Family:
     model_type = content.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
+        own_code = content.get("auto_map")
+        remark = " (the code that comes with it is never run)" if own_code else ""
         raise ModelLoadError(
-            f"architecture {model_type!r} of {directory} is not supported; supported "
-            f"are: {', '.join(sorted(FAMILIES))}"
+            f"architecture {model_type!r} of {directory}/config.json is not supported"
+            f"{remark}; supported are: {', '.join(sorted(FAMILIES))}"
         )
     if content.get("quantization_config"):
         raise ModelLoadError(
@@ -172,6 +183,8 @@ def family_of(directory: Path) -> Family:
 
 def kv_shape(config: PreTrainedConfig) -> KVShape:
     """Returns layers, KV heads and head size of a supported model's configuration."""
+    from ..kv.store import KVShape  # brings torch, which checking a name needs not
+
     heads = int(config.num_attention_heads)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if config.model_type == "falcon":

@@ -1,4 +1,4 @@
-"""Reads a llama-family GGUF file into transformers' tensor names, config, tokenizer.
+"""Reads a llama-family GGUF file into transformers' tensor names and configuration.
 
 transformers can do this too, in about thirty seconds; dequantizing the tensors
 directly takes a few. A test holds the two against each other.
@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ....shared.errors import ModelLoadError
-
-TOKEN_TYPE_CONTROL = 3
-"""GGUF's mark for special tokens in `tokenizer.ggml.token_type`."""
+from .gguf_file import GgufFile, shape_of
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -30,9 +28,11 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ROPE_FACTORS = "rope_freqs.weight"
+_NAMED_IN_MESSAGE = 5
 
 
-class LlamaGguf:
+class LlamaGguf(GgufFile):
     """One GGUF file of the llama architecture.
 
     Args:
@@ -43,107 +43,182 @@ class LlamaGguf:
     """
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        self.path = path
-        try:
-            self._reader: GGUFReader = GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError) as error:
-            raise ModelLoadError(
-                f"{path} is not a readable GGUF file: {error}; reinstall it"
-            ) from error
+        super().__init__(path)
         architecture = self.field("general.architecture")
         if architecture != "llama":
             raise ModelLoadError(
                 f"{path} holds architecture {architecture!r}; only 'llama' GGUF files "
                 "are converted: use a safetensors checkpoint instead"
             )
-        self.num_heads = self.integer("llama.attention.head_count")
-        self.num_kv_heads = self.integer("llama.attention.head_count_kv")
-
-    def field(self, name: str) -> object:
-        """Returns a metadata value by its GGUF key; ModelLoadError if it lacks."""
-        found = self._reader.get_field(name)
-        if found is None:
-            raise ModelLoadError(f"{self.path} lacks the metadata key {name!r}")
-        value: object = found.contents()
-        return value
-
-    def integer(self, name: str) -> int:
-        """Returns an integer metadata value."""
-        value = self.field(name)
-        if not isinstance(value, int):
-            raise ModelLoadError(
-                f"{self.path}: metadata {name!r} is {value!r}, expected an integer"
-            )
-        return value
-
-    def number(self, name: str) -> float:
-        """Returns a float metadata value."""
-        value = self.field(name)
-        if not isinstance(value, (int, float)):
-            raise ModelLoadError(
-                f"{self.path}: metadata {name!r} is {value!r}, expected a number"
-            )
-        # GGUF stores float32; its shortest decimal form is what the author wrote.
-        return float(str(np.float32(value)))
-
-    def strings(self, name: str) -> list[str]:
-        """Returns a metadata array of strings."""
-        value = self.field(name)
-        if not isinstance(value, list):
-            raise ModelLoadError(
-                f"{self.path}: metadata {name!r} is no array of strings"
-            )
-        return [str(item) for item in value]
+        self.num_heads = self.integer("llama.attention.head_count", least=1)
+        self.num_kv_heads = self.integer(
+            "llama.attention.head_count_kv", self.num_heads, least=1
+        )
+        self._names = {tensor.name for tensor in self.stored}
 
     def config(self) -> dict[str, object]:
         """Returns the content of transformers' `config.json`."""
-        names = {tensor.name for tensor in self._reader.tensors}
-        hidden = self.integer("llama.embedding_length")
+        hidden = self.integer("llama.embedding_length", least=1)
+        special = {
+            f"{ours}_token_id": self.integer(f"tokenizer.ggml.{key}_token_id")
+            for ours, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+            if self.has(f"tokenizer.ggml.{key}_token_id")
+        }
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "attention_bias": False,
-            "bos_token_id": self.integer("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self.integer("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": self.integer("tokenizer.ggml.padding_token_id"),
-            "head_dim": hidden // self.num_heads,
+            "attention_bias": "blk.0.attn_q.bias" in self._names,
+            **special,
+            "head_dim": self._head_dim(hidden),
             "hidden_act": "silu",
             "hidden_size": hidden,
-            "intermediate_size": self.integer("llama.feed_forward_length"),
-            "max_position_embeddings": self.integer("llama.context_length"),
-            "mlp_bias": False,
+            "intermediate_size": self.integer("llama.feed_forward_length", least=1),
+            "max_position_embeddings": self.integer("llama.context_length", least=1),
+            "mlp_bias": "blk.0.ffn_up.bias" in self._names,
             "num_attention_heads": self.num_heads,
-            "num_hidden_layers": self.integer("llama.block_count"),
+            "num_hidden_layers": self.integer("llama.block_count", least=1),
             "num_key_value_heads": self.num_kv_heads,
             "rms_norm_eps": self.number("llama.attention.layer_norm_rms_epsilon"),
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": self.number("llama.rope.freq_base"),
-            },
-            "tie_word_embeddings": "output.weight" not in names,
+            "rope_parameters": self._rope(),
+            "tie_word_embeddings": "output.weight" not in self._names,
             "dtype": "float32",
-            "vocab_size": self.integer("llama.vocab_size"),
+            "vocab_size": self._vocabulary(),
         }
 
+    def _head_dim(self, hidden: int) -> int:
+        size = self.integer(
+            "llama.attention.key_length", hidden // self.num_heads, least=1
+        )
+        rotated = self.integer("llama.rope.dimension_count", size)
+        values = self.integer("llama.attention.value_length", size)
+        if rotated != size or values != size or size % 2:
+            raise ModelLoadError(
+                f"{self.path}: keys have {size} numbers a head, of which {rotated} are "
+                f"rotated, and values {values}; expected one even number for all three"
+            )
+        return size
+
+    def _rope(self) -> dict[str, object]:
+        theta = self.number("llama.rope.freq_base", 10000.0)
+        key = "llama.rope.scaling.type"
+        kind = self.field(key) if self.has(key) else "none"
+        if kind == "linear":
+            factor = self.number("llama.rope.scaling.factor")
+            return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+        if kind != "none":
+            raise ModelLoadError(
+                f"{self.path}: rotary scaling {kind!r} is not converted from GGUF; "
+                "use a safetensors checkpoint instead"
+            )
+        factors = self._rope_factors()
+        if factors is None:
+            return {"rope_type": "default", "rope_theta": theta}
+        # A divisor for each frequency is what "longrope" takes, here at any length.
+        return {
+            "rope_type": "longrope",
+            "rope_theta": theta,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": self.integer("llama.context_length"),
+            "short_factor": factors,
+            "long_factor": factors,
+        }
+
+    def _rope_factors(self) -> list[float] | None:
+        for tensor in self.stored:
+            if tensor.name == _ROPE_FACTORS:
+                return [float(value) for value in self.values(tensor)]
+        return None
+
+    def _vocabulary(self) -> int:
+        for tensor in self.stored:
+            if tensor.name == "token_embd.weight":
+                return self.integer("llama.vocab_size", shape_of(tensor)[0], least=1)
+        raise ModelLoadError(f"{self.path} lacks tensor token_embd.weight")
+
     def num_tensors(self) -> int:
-        """Returns how many tensors `tensors()` yields."""
-        return len(self._reader.tensors)
+        """Returns how many tensors the file has."""
+        return len(self.stored)
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (transformers' name, float32 array [out, in] or [n]) in file order."""
-        from gguf.quants import dequantize
+        """Yields (transformers' name, float32 array [out, in] or [n]) in file order.
 
-        for tensor in self._reader.tensors:
+        Raises:
+            ModelLoadError: A tensor is missing, unknown, of another shape than the
+                metadata calls for, or of a type that cannot be read.
+        """
+        self._check_tensors()
+        for tensor in self.stored:
+            if tensor.name == _ROPE_FACTORS:
+                continue  # part of the configuration
             name = transformers_name(tensor.name)
-            values = dequantize(tensor.data, tensor.tensor_type)
-            values = np.ascontiguousarray(values, dtype=np.float32)
-            if name.endswith("q_proj.weight"):
+            values = self.values(tensor)
+            if ".q_proj." in name:
                 values = half_split_rows(values, self.num_heads)
-            elif name.endswith("k_proj.weight"):
+            elif ".k_proj." in name:
                 values = half_split_rows(values, self.num_kv_heads)
             yield name, values
+
+    def _check_tensors(self) -> None:
+        expected = _expected_shapes(self.config())
+        missing = sorted(set(expected) - self._names)
+        if missing:
+            raise ModelLoadError(
+                f"{self.path} lacks {len(missing)} tensors that its metadata calls for "
+                f"({', '.join(missing[:_NAMED_IN_MESSAGE])}); fetch it again"
+            )
+        for tensor in self.stored:
+            wanted = expected.get(tensor.name)
+            if tensor.name != _ROPE_FACTORS and wanted is None:
+                raise ModelLoadError(
+                    f"{self.path}: tensor {tensor.name} is not part of the llama "
+                    "architecture that its metadata describes"
+                )
+            if wanted is not None and shape_of(tensor) != wanted:
+                raise ModelLoadError(
+                    f"{self.path}: tensor {tensor.name} has shape "
+                    f"{list(shape_of(tensor))}, but its metadata calls for "
+                    f"{list(wanted)}"
+                )
+
+
+def _expected_shapes(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of all tensors by GGUF name, for a `config.json`."""
+
+    def size(key: str) -> int:
+        value = config[key]
+        assert isinstance(value, int)
+        return value
+
+    hidden, inner = size("hidden_size"), size("intermediate_size")
+    queries = size("num_attention_heads") * size("head_dim")
+    keys = size("num_key_value_heads") * size("head_dim")
+    attention = {
+        "attn_q": (queries, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
+        "attn_output": (hidden, queries),
+    }
+    mlp = {
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (size("vocab_size"), hidden),
+        "output_norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        shapes["output.weight"] = (size("vocab_size"), hidden)
+    for layer in range(size("num_hidden_layers")):
+        for norm in ("attn_norm", "ffn_norm"):
+            shapes[f"blk.{layer}.{norm}.weight"] = (hidden,)
+        for group, bias in ((attention, "attention_bias"), (mlp, "mlp_bias")):
+            for name, shape in group.items():
+                shapes[f"blk.{layer}.{name}.weight"] = shape
+                if config[bias]:
+                    shapes[f"blk.{layer}.{name}.bias"] = shape[:1]
+    return shapes
 
 
 def transformers_name(name: str) -> str:
@@ -166,19 +241,20 @@ def transformers_name(name: str) -> str:
     raise ModelLoadError(f"GGUF tensor {name!r} is not part of the llama architecture")
 
 
-def half_split_rows(weight: np.ndarray, num_heads: int) -> np.ndarray:
+def half_split_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
     """Reorders the rows of a q or k projection from GGUF's rotary layout.
 
     GGUF keeps the two members of a rotated pair side by side; transformers keeps
     all first members of a head, then all second ones.
 
     Args:
-        weight: float32 [num_heads * head_dim, hidden].
+        values: float32 weight [num_heads * head_dim, hidden], or a bias without the
+            last dimension.
         num_heads: Heads of this projection.
 
     Returns:
         The same values and shape, rows reordered within each head.
     """
-    rows, columns = weight.shape
-    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
+    rows = len(values)
+    pairs = values.reshape(num_heads, rows // num_heads // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

@@ -1,9 +1,7 @@
-"""INT8 linear layers on a GPU: the library whose product is fastest for each shape.
+"""The integer product of INT8 layers on a GPU: the fastest library for each shape.
 
-Rows are quantized one by one (no threshold over the batch, as bitsandbytes' own layer
-has it: there the outlier columns of one request change the numbers of its batch mates)
-and the outlier columns are static. The integer product is exact, so which library
-computes it changes no bit and may be decided by measurement.
+The product is exact, so which library computes it changes no bit and may be decided by
+measurement.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,11 +11,8 @@ import structlog
 import torch
 
 from ....shared.errors import EngineError
-from ..kernels.reference import quantize_channels
 from ..kernels.triton.linear import int8_matmul as triton_matmul
-from ..kernels.triton.linear import rescale
 from ..kernels.triton.ops import Int8Matmul, TritonOps
-from ..kernels.triton.quantize import quantize_rows
 
 _log = structlog.get_logger("tokenmill.gpu")
 
@@ -171,80 +166,6 @@ class MeasuredMatmul:
 def _bucket(rows: int) -> int:
     """Rows rounded up to a power of two: the key of a measurement."""
     return 1 << max(rows - 1, 0).bit_length()
-
-
-class Int8Linear(torch.nn.Module):
-    """A linear layer with INT8 weights, 8-bit rows and static outlier columns.
-
-    Args:
-        weight: [N, K], any float type, on the layer's device.
-        bias: [N] or None.
-        outlier_columns: Inputs, found by calibration, that stay in full precision.
-        matmul: The product; one `MeasuredMatmul` is shared by a model's layers.
-
-    Raises:
-        EngineError: The weight is not finite or an outlier column does not exist.
-    """
-
-    weight: torch.Tensor
-    weight_scale: torch.Tensor
-    bias: torch.Tensor | None
-    outlier_columns: torch.Tensor
-    outlier_weight: torch.Tensor
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        outlier_columns: Iterable[int] = (),
-        matmul: Int8Matmul,
-    ) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        columns = sorted(set(outlier_columns))
-        if columns and not 0 <= columns[0] <= columns[-1] < self.in_features:
-            raise EngineError(
-                f"outlier columns {columns[0]}..{columns[-1]} are outside the "
-                f"layer's {self.in_features} inputs"
-            )
-        if not bool(torch.isfinite(weight).all()):
-            raise EngineError("weight has NaN or infinity; the checkpoint is damaged")
-        index = torch.tensor(columns, dtype=torch.int64, device=weight.device)
-        full = weight.detach().float().clone()
-        self.register_buffer("outlier_columns", index)
-        self.register_buffer("outlier_weight", full[:, index].t().contiguous())
-        # Zeroed first, so that an outlier's weight does not widen its row's scale.
-        full[:, index] = 0.0
-        values, scale = quantize_channels(full)
-        self.register_buffer("weight", values.contiguous())
-        self.register_buffer("weight_scale", scale)
-        self.register_buffer("bias", None if bias is None else bias.detach().float())
-        self._matmul = matmul
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes x @ weight.T + bias, each row alone.
-
-        Args:
-            x: [..., K], float32 or half precision.
-
-        Returns:
-            [..., N] in the type of `x`.
-        """
-        rows = x.reshape(-1, self.in_features).contiguous()
-        outliers = self.outlier_columns
-        kept = rows.index_fill(1, outliers, 0.0) if len(outliers) else rows
-        values, scale = quantize_rows(kept, "int8")
-        out = rescale(
-            self._matmul(values, self.weight),
-            rows,
-            scale,
-            self.weight_scale,
-            bias=self.bias,
-            outlier_columns=outliers if len(outliers) else None,
-            outlier_weight=self.outlier_weight if len(outliers) else None,
-        )
-        return out.reshape(*x.shape[:-1], self.out_features)
 
 
 def gpu_ops(device: torch.device | str) -> TritonOps:

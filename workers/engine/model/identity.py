@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....shared.errors import ModelLoadError
-from .checkpoint import shard_files
+from .headers import shard_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -155,6 +155,22 @@ class _TorchLayer:
         return out.view(len(x), -1)
 
 
+class _SeparateLayer(_TorchLayer):
+    """One decoder layer on INT8 weights, some in two planes: kernels one by one."""
+
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs the layer on float32 [tokens, hidden]; returns the same shape."""
+        x = x + self.output(self._attend(self._norm(x, self.attention_norm), cos, sin))
+        inner = ops.silu_multiply(self.gate_up(self._norm(x, self.mlp_norm)))
+        down: torch.Tensor = self.down(inner)
+        return x + down
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(x, weight, self.epsilon)
+
+
 class _KernelLayer:
     """One decoder layer on INT8 weights: a single call of the kernels."""
 
@@ -213,8 +229,9 @@ class FusedLlamaDecoder:
         self._norm: torch.Tensor = base.norm.weight
         self._epsilon = float(model.config.rms_norm_eps)
         self._count_rows = count_rows
+        self._kernels = state.kernels
         self._layers = [
-            (_KernelLayer if _fits_kernel(layer) else _TorchLayer)(layer, index, state)
+            _layer_class(layer)(layer, index, state)
             for index, layer in enumerate(base.layers)
         ]
 
@@ -228,7 +245,7 @@ class FusedLlamaDecoder:
             positions: int64 [tokens], each in its own sequence.
 
         Returns:
-            float32 [tokens, hidden], after the last norm.
+            [tokens, hidden] in the embedding's type, after the last norm.
         """
         x = nn.functional.embedding(token_ids, self._embedding)
         cos, sin = self._rotary(x, positions[None])
@@ -237,14 +254,24 @@ class FusedLlamaDecoder:
         self._count_rows(len(x))
         for layer in self._layers:
             x = layer(x, cos, sin)
-        return ops.rms_norm(x, self._norm, self._epsilon)
+        if self._kernels is ops:
+            return ops.rms_norm(x, self._norm, self._epsilon)
+        return nn.functional.rms_norm(x, self._norm.shape, self._norm, self._epsilon)
 
 
-def _fits_kernel(module: _Module) -> bool:
-    """Returns whether the kernels' layer computes what this module does."""
-    linears = (module.mlp.gate_up_proj, module.mlp.down_proj)
-    without_bias = all(isinstance(x, Int8Linear) and x.bias is None for x in linears)
-    return without_bias and module.self_attn.config.hidden_act == "silu"
+def _layer_class(
+    module: _Module,
+) -> type[_KernelLayer | _SeparateLayer | _TorchLayer]:
+    """Returns what computes a module: one kernel, several, or torch."""
+    attention, mlp = module.self_attn, module.mlp
+    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    quantized = [linear for linear in linears if isinstance(linear, Int8Linear)]
+    if len(quantized) < len(linears) or attention.config.hidden_act != "silu":
+        return _TorchLayer
+    if any(linear.bias is not None for linear in quantized[2:]):
+        return _TorchLayer
+    one_plane = all(linear.residual is None for linear in quantized)
+    return _KernelLayer if one_plane else _SeparateLayer
 
 
 def _int8(linear: nn.Module) -> Int8Linear:

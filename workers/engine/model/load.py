@@ -5,38 +5,54 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 import torch
 
-from ....shared.errors import ModelLoadError
-from ..kernels import ops
+from ..kernels import ops as host_ops
 from ..kv.store import KVKind, KVStore
-from .attention import IMPLEMENTATION, StepState, attach, register
-from .budget import pool_blocks
-from .checkpoint import CheckpointReader
-from .families import Family, family_of, kv_shape
+from .assembly import (
+    Checkpoint,
+    Wish,
+    connect_attention,
+    first_linear,
+    read_model,
+)
+from .attention import StepState
+from .budget import MARGIN_BYTES, MARGIN_FRACTION, MIB, free_memory, pool_blocks
+from .device import Target, choose_target, place_store
+from .families import family_of, kv_shape
+from .graph_start import GraphWish, add_graphs
+from .headers import read_headers
 from .identity import eos_token_ids, weights_version
 from .lean_import import import_transformers
 from .llama_fused import FusedLlamaDecoder, merged_layers
-from .placing import Groups, is_linear, place_linears
-from .quantize import FloatLinear, Int8Linear, Nf4Linear, Weights
-from .rope import LENGTH_DEPENDENT, PackedRotary, context_limit, rope_type
+from .quantize import Weights
+from .rope import context_limit
 from .runner import Decoder, GenericDecoder, RowCounter, TransformersRunner
+from .sizes import mapped_bytes
+from .tuning_choice import CalibrationChoice, choose_tuning
 
 if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from .cache import Progress
 
 log = structlog.get_logger("tokenmill.model")
+
+
+class PoolWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the KV pool's size."""
+
+    block_size: int
+    num_blocks: int | None
+    kv_memory_mb: int
 
 
 def load_runner(
@@ -49,8 +65,12 @@ def load_runner(
     kv_memory_mb: int = 1024,
     max_context: int | None = None,
     threads: int | None = None,
-    device: str = "auto",
+    device: str | Target = "auto",
     fused: bool = True,
+    outlier_threshold: float = 0.0,
+    offload_layers: int | None = None,
+    graphs: GraphWish | None = None,
+    calibration: CalibrationChoice = "auto",
     progress: Progress | None = None,
 ) -> TransformersRunner:
     """Loads a checkpoint for serving.
@@ -65,8 +85,16 @@ def load_runner(
         kv_memory_mb: Upper bound of the pool in MiB when it is sized from free memory.
         max_context: Cap on a sequence's tokens; None is the model's own limit.
         threads: Compute threads; None is the number of cores this process may use.
-        device: "auto" or "cpu".
+        device: "cpu", "cuda", "auto" for a GPU where there is one, or a target made
+            by the caller.
         fused: Use the fused decoder where the family has one.
+        outlier_threshold: With weights="int8-bnb", bitsandbytes' dynamic threshold;
+            above 0 a request's tokens depend on its batch.
+        offload_layers: Last decoder layers that a GPU leaves in host memory; None is
+            as many as do not fit.
+        graphs: Decode steps to record as CUDA graphs; None is none.
+        calibration: Of these weights; "auto" takes the one beside the checkpoint, in
+            the cache or shipped, else scales from the weights; None changes nothing.
         progress: Called with the stage and its fraction done.
 
     Returns:
@@ -76,16 +104,40 @@ def load_runner(
         ModelLoadError: Unsupported architecture or device, missing or damaged files, or
             not enough memory.
     """
-    _check_device(device)
+    chosen = choose_target(device, weights) if isinstance(device, str) else device
+    pool = PoolWish(
+        block_size=block_size, num_blocks=num_blocks, kv_memory_mb=kv_memory_mb
+    )
+    wish = Wish(
+        weights=weights,
+        target=chosen,
+        fused=fused,
+        threshold=outlier_threshold,
+        room=_room(chosen, path, kv, pool),
+        offload_layers=offload_layers,
+    )
     with _collector_paused():
-        _use_threads(threads, weights)
-        checkpoint = _read(path, weights, fused=fused, progress=progress)
-        shape = kv_shape(checkpoint.config)
-        num_blocks = num_blocks or pool_blocks(
-            shape, kind=kv, block_size=block_size, kv_memory_mb=kv_memory_mb
-        )
-        store = KVStore(shape, num_blocks=num_blocks, block_size=block_size, kind=kv)
-        return _runner(checkpoint, store, max_context)
+        _use_threads(threads, weights, chosen)
+        checkpoint = _read(path, wish, kv, calibration, progress)
+        runner = _runner(checkpoint, _pool(checkpoint, kv, pool), max_context)
+        add_graphs(runner, checkpoint, graphs)
+        return runner
+
+
+def _room(target: Target, path: Path, kv: KVKind, pool: PoolWish) -> int | None:
+    """Returns the bytes that weights may take on a GPU, or None on a host.
+
+    The pool keeps what it was given in blocks, else at most a quarter of what is free.
+    """
+    if target.device.type == "cpu":
+        return None
+    free = free_memory(target.name).size
+    room = free - max(MARGIN_BYTES, int(free * MARGIN_FRACTION))
+    if pool.num_blocks is None:
+        return room - min(pool.kv_memory_mb * MIB, room // 4)
+    import_transformers()
+    shape = kv_shape(family_of(path).load_config(path))
+    return room - pool.num_blocks * pool.block_size * shape.bytes_per_token(kv)
 
 
 @contextmanager
@@ -107,80 +159,115 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """A model with its weights, attention still its own."""
-
-    path: Path
-    family: Family
-    config: PreTrainedConfig
-    weights: Weights
-    model: PreTrainedModel
-    fused: bool
-    """Its layers are merged for the fused decoder."""
-
-
 def _read(
-    path: Path, weights: Weights, *, fused: bool, progress: Progress | None
-) -> _Checkpoint:
+    path: Path,
+    wish: Wish,
+    kv: KVKind,
+    calibration: CalibrationChoice,
+    progress: Progress | None,
+) -> Checkpoint:
     family = family_of(path)
     import_transformers()
     config = family.load_config(path)
-    fuse = fused and family.llama_pattern and weights in ("int8", "float32")
+    fuse = wish.fused and family.llama_pattern and _fusible(wish)
+    tuning = choose_tuning(
+        path,
+        family,
+        config,
+        weights=wish.weights,
+        kv=kv,
+        choice=calibration,
+        fused=fuse,
+    )
+    wish = replace(wish, tuning=tuning)
     groups = merged_layers(config.num_hidden_layers) if fuse else {}
-    model = _read_model(path, family, config, weights, groups, progress)
-    return _Checkpoint(path, family, config, weights, model, fuse)
+    return read_model(path, family, config, wish, groups, progress or _silent)
+
+
+def _fusible(wish: Wish) -> bool:
+    if wish.offload_layers:
+        return False
+    return wish.target.is_accelerator or wish.weights in ("int8", "float32")
+
+
+def _pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
+    """Sizes and makes the KV pool; a GPU's has a block for padding rows."""
+    target, shape = checkpoint.wish.target, kv_shape(checkpoint.config)
+    num_blocks = pool.num_blocks
+    if num_blocks is None:
+        on_host = target.device.type == "cpu"
+        headers, weights = read_headers(checkpoint.path), checkpoint.wish.weights
+        num_blocks = pool_blocks(
+            shape,
+            kind=kv,
+            block_size=pool.block_size,
+            kv_memory_mb=pool.kv_memory_mb,
+            device=target.name,
+            reserved=mapped_bytes(headers, weights) if on_host else 0,
+        )
+    store = KVStore(
+        shape,
+        num_blocks=num_blocks + _scratch(target),
+        block_size=pool.block_size,
+        kind=kv,
+    )
+    place_store(store, target)
+    return store
+
+
+def _scratch(target: Target) -> int:
+    return 1 if target.is_accelerator else 0
 
 
 def _runner(
-    checkpoint: _Checkpoint, store: KVStore, max_context: int | None
+    checkpoint: Checkpoint, store: KVStore, max_context: int | None
 ) -> TransformersRunner:
     """Connects a model to its KV store."""
-    model, family, config = checkpoint.model, checkpoint.family, checkpoint.config
-    state = StepState(store.layers)
-    _connect_attention(model, family, state)
+    model, wish = checkpoint.model, checkpoint.wish
+    state = StepState(store.layers, wish.target.ops)
+    connect_attention(checkpoint, state)
     counter = RowCounter()
-    if checkpoint.fused:
+    if checkpoint.merged:
         decoder: Decoder = FusedLlamaDecoder(model, state, counter.add)
     else:
         decoder = GenericDecoder(model)
-        counter.watch(_first_linear(model, family))
+        counter.watch(first_linear(checkpoint))
+    precision = f"{wish.weights}>{wish.threshold}" if wish.threshold else wish.weights
+    tuned = f"{precision}+{wish.tuning.version}" if wish.tuning.version else precision
     runner = TransformersRunner(
         model,
         decoder,
         store,
         state,
         counter,
-        max_context=_context(config, max_context),
-        eos_token_ids=eos_token_ids(checkpoint.path, config),
-        weights_version=weights_version(
-            checkpoint.path, checkpoint.weights, store.kind
-        ),
+        wish.target,
+        scratch_blocks=_scratch(wish.target),
+        max_context=_context(checkpoint.config, max_context),
+        eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config),
+        weights_version=weights_version(checkpoint.path, tuned, store.kind),
     )
     log.info(
         "model_loaded",
         path=str(checkpoint.path),
-        family=family.model_type,
-        weights=checkpoint.weights,
+        family=checkpoint.family.model_type,
+        weights=precision,
         kv=store.kind,
+        calibration=wish.tuning.source,
+        device=wish.target.name,
         decoder=type(decoder).__name__,
-        kv_blocks=store.num_blocks,
+        kv_blocks=runner.num_blocks,
         kv_mib=store.nbytes >> 20,
     )
     return runner
 
 
-def _check_device(device: str) -> None:
-    if device not in ("auto", "cpu"):
-        raise ModelLoadError(
-            f"device {device!r} is not supported by this build; use 'cpu' or 'auto'"
-        )
-
-
-def _use_threads(threads: int | None, weights: Weights) -> None:
+def _use_threads(threads: int | None, weights: Weights, target: Target) -> None:
     cores = threads or available_cores()
+    if target.is_accelerator:
+        torch.set_num_threads(1)  # the host only launches; its loops are short
+        return
     # INT8 linears are the kernels' work; all others are torch's.
-    ops.set_num_threads(cores, torch_threads=None if weights == "int8" else cores)
+    host_ops.set_num_threads(cores, torch_threads=None if weights == "int8" else cores)
 
 
 def available_cores() -> int:
@@ -188,77 +275,6 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _read_model(
-    path: Path,
-    family: Family,
-    config: PreTrainedConfig,
-    weights: Weights,
-    groups: Groups,
-    progress: Progress | None,
-) -> PreTrainedModel:
-    """Returns the model with its weights, attention still its own."""
-    from accelerate import init_empty_weights
-    from transformers.initialization import no_init_weights
-    from transformers.utils import logging as transformers_logging
-
-    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
-    register()
-    # Its advice is for training and for padded batches; errors are raised anyway.
-    transformers_logging.set_verbosity_error()
-    config._attn_implementation = "eager"  # noqa: SLF001  (set by transformers, too)
-    model_class = family.load_class()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about training, which does not happen here
-        # Drawing weights on the meta device would import torch's compiler.
-        with init_empty_weights(include_buffers=False), no_init_weights():
-            try:
-                model = model_class(config)
-            except Exception as error:  # of any kind: the values are from a file
-                raise ModelLoadError(
-                    f"{path}/config.json describes no {family.model_type} model: "
-                    f"{error}"
-                ) from error
-    model.eval()
-    model.requires_grad_(requires_grad=False)
-    placed = place_linears(model, weights, groups)
-    reader = CheckpointReader(model, placed, dtype, copy=weights in ("int8", "nf4"))
-    reader.read(path, progress or _silent)
-    if config.tie_word_embeddings and not placed:
-        model.tie_weights()
-    return model
-
-
-def _connect_attention(
-    model: PreTrainedModel, family: Family, state: StepState
-) -> None:
-    """Makes every layer attend over the paged store."""
-    # The setter's own check refuses a change after the model is made.
-    model.config._attn_implementation = IMPLEMENTATION  # noqa: SLF001
-    for layer in _layers(model, family):
-        attention = getattr(layer, family.attention)
-        if family.model_type == "falcon":
-            from .falcon import PagedFalconAttention
-
-            setattr(layer, family.attention, PagedFalconAttention(attention, state))
-        else:
-            attach(attention, state)
-    if rope_type(model.config) in LENGTH_DEPENDENT:
-        base = model.base_model
-        base.rotary_emb = PackedRotary(base.rotary_emb, state)
-
-
-def _layers(model: PreTrainedModel, family: Family) -> list[nn.Module]:
-    return list(model.get_submodule(family.layers).children())
-
-
-def _first_linear(model: PreTrainedModel, family: Family) -> nn.Module:
-    slots = (Int8Linear, Nf4Linear, FloatLinear)
-    for module in _layers(model, family)[0].modules():
-        if is_linear(module) or isinstance(module, slots):
-            return module
-    raise ModelLoadError(f"the first layer of {family.model_type} has no linear layer")
 
 
 def _context(config: PreTrainedConfig, cap: int | None) -> int:

@@ -6,18 +6,28 @@ read, so that a float weight lives only while its own layer is quantized.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import torch
 from torch import nn
 
 from ....shared.errors import EngineError
-from .quantize import FloatLinear, Int8Linear, LinearSlot, Nf4Linear, Weights
+from .quantize import (
+    EmptyLinear,
+    FloatLinear,
+    Int8Linear,
+    LinearSlot,
+    Nf4Linear,
+    Weights,
+)
+from .tuning import Tuning
 
 Groups = Mapping[str, tuple[str, ...]]
 """A merged layer's dotted name, and those of the layers whose rows it stacks."""
 Slot = type[Int8Linear] | type[Nf4Linear] | type[FloatLinear]
+Maker = Callable[[str, int, int], EmptyLinear]
+"""(dotted name, in_features, out_features) -> the layer that waits for its weight."""
 MAKERS: Mapping[str, Slot] = {
     "int8": Int8Linear,
     "nf4": Nf4Linear,
@@ -39,6 +49,11 @@ def features(module: nn.Module) -> tuple[int, int]:
     return weight.shape[0], weight.shape[1]
 
 
+def has_bias(module: nn.Module) -> bool:
+    """Returns whether a linear layer adds a bias."""
+    return getattr(module, "bias", None) is not None
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Returns whether the checkpoint keeps this layer's weight as [in, out]."""
     return type(module).__name__ == "Conv1D"
@@ -57,6 +72,8 @@ class Placed(msgspec.Struct, frozen=True):
     slot: LinearSlot
     transposed: bool
     """The checkpoint has [in_features, out_features]."""
+    bias: bool = False
+    """The model calls for one, so the checkpoint must have it."""
 
 
 class _Part:
@@ -120,7 +137,11 @@ class _Merged:
 
 
 def place_linears(
-    model: nn.Module, weights: Weights, groups: Groups | None = None
+    model: nn.Module,
+    weights: Weights,
+    groups: Groups | None = None,
+    maker: Maker | None = None,
+    tuning: Tuning | None = None,
 ) -> dict[str, Placed]:
     """Swaps linear layers for empty ones of the wanted precision.
 
@@ -129,32 +150,50 @@ def place_linears(
         weights: The precision. float32 and bfloat16 keep the model's own layers unless
             some are merged.
         groups: Layers to merge; the members disappear from the model.
+        maker: Makes the layers; None makes those of the CPU.
+        tuning: Which layers of the CPU get a corrected bias or a second plane.
 
     Returns:
         The slots by the names that the checkpoint knows.
     """
-    if weights == "bfloat16" or (weights == "float32" and not groups):
+    make = maker or _maker(weights, groups, tuning or Tuning())
+    if make is None:
         return {}
-    make = MAKERS[weights]
     placed: dict[str, Placed] = {}
     for name, members in (groups or {}).items():
         placed.update(_merge(model, name, members, make))
     for name in list(linear_names(model)):
         module = model.get_submodule(name)
-        slot = make(*features(module))
+        slot = make(name, *features(module))
         _assign(model, name, slot)
-        placed[name] = Placed(slot, is_transposed(module))
+        placed[name] = Placed(slot, is_transposed(module), has_bias(module))
     return placed
+
+
+def _maker(weights: Weights, groups: Groups | None, tuning: Tuning) -> Maker | None:
+    """Returns what makes the CPU's layers, or None for the model's own."""
+    if weights not in MAKERS or (weights == "float32" and not groups):
+        return None
+    if weights == "int8":
+        return lambda name, in_features, out_features: Int8Linear(
+            in_features,
+            out_features,
+            mean=tuning.mean(name),
+            precise=tuning.is_sensitive(name),
+        )
+    make = MAKERS[weights]
+    return lambda _name, in_features, out_features: make(in_features, out_features)
 
 
 def _merge(
     model: nn.Module,
     name: str,
     members: tuple[str, ...],
-    make: Slot,
+    make: Maker,
 ) -> dict[str, Placed]:
     shapes = [features(model.get_submodule(member)) for member in members]
-    target = make(shapes[0][0], sum(rows for _, rows in shapes))
+    biased = [has_bias(model.get_submodule(member)) for member in members]
+    target = make(name, shapes[0][0], sum(rows for _, rows in shapes))
     whole = _Merged(target)
     whole.parts = [
         _Part(whole, member, *shape)
@@ -165,8 +204,8 @@ def _merge(
         delattr(model.get_submodule(parent), child)
     _assign(model, name, target)
     return {
-        member: Placed(part, transposed=False)
-        for member, part in zip(members, whole.parts, strict=True)
+        member: Placed(part, transposed=False, bias=bias)
+        for member, part, bias in zip(members, whole.parts, biased, strict=True)
     }
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 from ....shared.errors import ModelLoadError
 from .builtin import BUILTIN_MODELS, resolve_builtin
 from .cache import Progress
+from .convert import resolve_gguf
+from .families import family_of
+from .headers import read_headers
 
 _NEEDED_FILES = (
     "config.json",
@@ -21,6 +24,8 @@ _NEEDED_FILES = (
     "*.safetensors.index.json",
 )
 """What is fetched from a hub: never pickled weights, never code."""
+_GGUF_MAGIC = b"GGUF"
+_NAMED_IN_MESSAGE = 5
 
 
 def resolve_model(
@@ -28,36 +33,40 @@ def resolve_model(
 ) -> Path:
     """Finds a model's files.
 
-    Order: a local directory; a built-in name (converted into the cache at its first
-    use); a Hugging Face id in the local cache; the hub, unless HF_HUB_OFFLINE is set.
+    Order: a local directory or GGUF file; a built-in name; a Hugging Face id in the
+    local cache; the hub, unless HF_HUB_OFFLINE is set. GGUF files and the built-in
+    model are converted into the cache at their first use.
 
     Args:
         name: The public name, used when `path` is None.
-        path: A directory or a hub id.
+        path: A directory, a GGUF file or a hub id.
         progress: Called with the stage and its fraction done.
 
     Returns:
         A directory with config.json, tokenizer files and safetensors.
 
     Raises:
-        ModelLoadError: Nowhere found; the message says where it was looked for.
+        ModelLoadError: Nowhere found; the message says where it was looked for. Or
+            found, but damaged, of an unknown architecture or in pickles.
     """
     report = progress or _silent
     wanted = path or name
     local = Path(wanted).expanduser()
     if local.is_dir():
-        return _checked(local)
+        return _from_directory(local, report)
+    if local.is_file():
+        return _from_file(local, report)
     if wanted in BUILTIN_MODELS:
         return _checked(resolve_builtin(BUILTIN_MODELS[wanted], report))
-    tried = [f"directory {local} (not there)"]
+    tried = [f"directory or file {local} (not there)"]
     tried.append(f"built-in names ({', '.join(sorted(BUILTIN_MODELS))})")
     found = _from_hub(wanted, report, tried)
     if found is not None:
         return _checked(found)
     raise ModelLoadError(
         f"model {wanted!r} was not found; tried: {'; '.join(tried)}. Give a directory "
-        "with config.json and safetensors, a hub id such as 'owner/name', or a "
-        "built-in name"
+        "with config.json and safetensors, a .gguf file, a hub id such as "
+        "'owner/name', or a built-in name"
     )
 
 
@@ -93,15 +102,54 @@ def _from_hub(wanted: str, report: Progress, tried: list[str]) -> Path | None:
     return found
 
 
+def _from_directory(directory: Path, report: Progress) -> Path:
+    """Takes safetensors if there are any, else the one GGUF file."""
+    files = sorted(directory.glob("*.gguf"))
+    if any(directory.glob("*.safetensors")) or not files:
+        return _checked(directory)
+    if len(files) > 1:
+        raise ModelLoadError(
+            f"{directory} has {len(files)} GGUF files; give the path of one: "
+            f"{', '.join(file.name for file in files[:_NAMED_IN_MESSAGE])}"
+        )
+    return _checked(resolve_gguf(files[0], report))
+
+
+def _from_file(file: Path, report: Progress) -> Path:
+    with file.open("rb") as stream:
+        magic = stream.read(len(_GGUF_MAGIC))
+    if magic == _GGUF_MAGIC or file.suffix == ".gguf":
+        return _checked(resolve_gguf(file, report))
+    if file.suffix == ".safetensors":
+        raise ModelLoadError(
+            f"{file} holds weights alone; give its directory, with config.json and "
+            "tokenizer.json"
+        )
+    raise ModelLoadError(
+        f"{file} is no GGUF file (it does not begin with 'GGUF'); expected one, or a "
+        "directory with config.json and safetensors. Pickles are never read"
+    )
+
+
 def _checked(directory: Path) -> Path:
+    """Refuses what cannot be served, from its small files and headers alone."""
     if not (directory / "config.json").is_file():
         raise ModelLoadError(
             f"{directory} has no config.json: expected a transformers checkpoint "
             "(config.json, tokenizer files, *.safetensors)"
         )
-    if not any(directory.glob("*.safetensors")):
-        raise ModelLoadError(
-            f"{directory} has no *.safetensors files: pickled weights are not read; "
-            "convert the checkpoint with `save_pretrained`"
+    if not any(directory.glob("*.safetensors*")):
+        pickles = sorted(
+            file.name
+            for file in directory.iterdir()
+            if file.suffix in {".bin", ".pt", ".pth", ".ckpt"}
         )
+        found = f" (it has {', '.join(pickles[:_NAMED_IN_MESSAGE])})" if pickles else ""
+        raise ModelLoadError(
+            f"{directory} has no *.safetensors files{found}: pickled weights are never "
+            "read, since they can run code; convert the checkpoint with "
+            "`save_pretrained`"
+        )
+    family_of(directory)
+    read_headers(directory)
     return directory

@@ -93,7 +93,7 @@ class PackedRotary(nn.Module):
         self._state = state
         self._kind = rope_type(config)
         self._scaling = float(original.attention_scaling)
-        self._short: torch.Tensor = original.original_inv_freq.float()
+        self._short: torch.Tensor = original.original_inv_freq.float().cpu()
         parameters = config.rope_parameters
         if self._kind == "longrope":
             self._border = int(parameters["original_max_position_embeddings"])
@@ -114,7 +114,9 @@ class PackedRotary(nn.Module):
             Two tensors [1, tokens, rotary dimensions].
         """
         lengths = self._state.rope_lengths
-        angles = position_ids[..., None].float() * self._by_length(lengths)
+        # Chosen on the host, where the lengths are: the device need not be awaited.
+        frequencies = self._by_length(lengths).to(position_ids.device)
+        angles = position_ids[..., None].float() * frequencies
         both = torch.cat((angles, angles), dim=-1)
         cos = both.cos() * self._scaling
         sin = both.sin() * self._scaling

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..kernels.layout import StepLayout
+from .device import Target, place_layout, release_caches
 from .rope import LENGTH_DEPENDENT, rope_lengths, rope_type
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ..batch import StepBatch
     from ..kv.store import KVStore
     from .attention import StepState
+    from .cuda_graphs import Gain
+    from .graphs import DecodeGraphs
 
 Decoder = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(token ids int64 [tokens], positions int64 [tokens]) -> hidden [tokens, hidden]."""
@@ -80,6 +83,8 @@ class TransformersRunner:
         store: The KV pool.
         state: Shared with the model's attention modules.
         counter: Counts rows at the first matrix product.
+        target: The device that the model and the pool are on.
+        scratch_blocks: Blocks at the pool's end that no sequence may own.
         max_context: Most tokens of a sequence.
         eos_token_ids: Ids that end an output.
         weights_version: Names these weights in this precision.
@@ -92,7 +97,9 @@ class TransformersRunner:
         store: KVStore,
         state: StepState,
         counter: RowCounter,
+        target: Target,
         *,
+        scratch_blocks: int = 0,
         max_context: int,
         eos_token_ids: frozenset[int],
         weights_version: str,
@@ -102,14 +109,22 @@ class TransformersRunner:
         self.eos_token_ids = eos_token_ids
         self.weights_version = weights_version
         self.block_size = store.block_size
-        self.num_blocks = store.num_blocks
+        self.num_blocks = store.num_blocks - scratch_blocks
         self.kv_bytes = store.nbytes
         self.gemm_rows = 0
+        self.target = target
+        self.graphs: DecodeGraphs | None = None
+        """Takes the decode steps that fit it, once it is set."""
+        self.graph_gains: tuple[Gain, ...] = ()
+        """What they save, measured at start."""
+        self.model = model
         self._decoder = decoder
         self._head: nn.Module = model.get_output_embeddings()
         self._state = state
         self._counter = counter
+        self._lengths: torch.Tensor | None = None
         self._by_length = rope_type(model.config) in LENGTH_DEPENDENT
+        self.kv_depends_on_length = self._by_length
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> torch.Tensor:
@@ -119,19 +134,62 @@ class TransformersRunner:
             batch: Packed tokens; block tables cover each slice's context.
 
         Returns:
-            float32 [num_rows, vocab_size].
+            float32 [num_rows, vocab_size] on the model's device.
         """
-        layout = StepLayout.from_batch(batch, self.block_size)
-        lengths = rope_lengths(batch) if self._by_length else None
-        self._state.begin(layout, lengths)
+        before = self._counter.rows
         try:
-            hidden = self._decoder(torch.from_numpy(batch.token_ids), layout.positions)
-            if not len(batch.logit_rows):  # chunks of prompts that go on
-                return torch.empty((0, self.vocab_size))
-            wanted = torch.from_numpy(batch.logit_rows)
-            # The head is the widest layer: only rows that are asked for go through.
-            logits: torch.Tensor = self._head(hidden.index_select(0, wanted))
+            logits = None if self.graphs is None else self.graphs.run(batch)
+            if logits is None:
+                return self._run_packed(batch)
+            # A replay calls no module, and padding rows are nobody's tokens.
+            self._counter.rows = before + len(batch.token_ids)
+            return logits
+        finally:
+            self.gemm_rows = self._counter.rows
+
+    def _run_packed(self, batch: StepBatch) -> torch.Tensor:
+        device = self.target.device
+        layout = place_layout(
+            StepLayout.from_batch(batch, self.block_size), self.target
+        )
+        self._lengths = rope_lengths(batch) if self._by_length else None
+        token_ids = torch.from_numpy(batch.token_ids).to(device, non_blocking=True)
+        wanted = torch.from_numpy(batch.logit_rows).to(device, non_blocking=True)
+        return self.forward(token_ids, layout, wanted)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        layout: StepLayout,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Runs the model on what is on its device already.
+
+        Args:
+            token_ids: int64 [tokens].
+            layout: The step's; placed on the device.
+            wanted: int64 [rows], packed indices whose logits are wanted; None is all.
+
+        Returns:
+            float32 [rows, vocab_size].
+        """
+        self._state.begin(layout, self._lengths)
+        try:
+            hidden = self._decoder(token_ids, layout.positions)
+            if wanted is not None:
+                if not len(wanted):  # chunks of prompts that go on
+                    return hidden.new_empty((0, self.vocab_size), dtype=torch.float32)
+                # The head is the widest layer: only rows asked for go through.
+                hidden = hidden.index_select(0, wanted)
+            logits: torch.Tensor = self._head(hidden)
         finally:
             self._state.end()
-            self.gemm_rows = self._counter.rows
         return logits.float()
+
+    def release_caches(self) -> None:
+        """Gives what the device's allocator keeps unused back to it.
+
+        To be called when memory has run out and never else: it waits for the device,
+        and the next steps allocate anew.
+        """
+        release_caches(self.target.device)

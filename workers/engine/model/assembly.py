@@ -1,0 +1,203 @@
+"""A model of transformers with its weights, and the paged store connected to it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....shared.errors import ModelLoadError
+from .attention import IMPLEMENTATION, StepState, attach, register
+from .checkpoint import CheckpointReader
+from .device import Target, place_buffers
+from .device_slots import device_maker
+from .families import Family
+from .offload import Homes, module_bytes, resident_layers
+from .offload import attach as attach_offload
+from .placing import Groups, Maker, Placed, is_linear, place_linears
+from .quantize import EmptyLinear, Weights
+from .rope import LENGTH_DEPENDENT, PackedRotary, rope_type
+from .tuning import Tuning
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from .cache import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a model is to be loaded."""
+
+    weights: Weights
+    target: Target
+    fused: bool = True
+    """Merge projections for the fused decoder, where the family has one."""
+    threshold: float = 0.0
+    """bitsandbytes' dynamic threshold, for "int8-bnb"."""
+    room: int | None = None
+    """Bytes for weights on the device; None is no bound."""
+    offload_layers: int | None = None
+    """Last decoder layers that stay in host memory; None is those beyond `room`."""
+    tuning: Tuning = field(default_factory=Tuning)
+    """What calibration, or the weights alone, say is to be changed in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model with its weights, attention still its own."""
+
+    path: Path
+    family: Family
+    config: PreTrainedConfig
+    wish: Wish
+    model: PreTrainedModel
+    homes: Homes
+    merged: bool
+    """Its projections are merged for the fused decoder."""
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers."""
+        return layers_of(self.model, self.family)
+
+
+def read_model(
+    path: Path,
+    family: Family,
+    config: PreTrainedConfig,
+    wish: Wish,
+    groups: Groups,
+    progress: Progress,
+) -> Checkpoint:
+    """Returns the model with its weights, attention still its own.
+
+    Args:
+        path: The checkpoint.
+        family: Its family.
+        config: Its configuration.
+        wish: Precision and device.
+        groups: Layers to merge.
+        progress: Told the fraction of tensors that are in place.
+
+    Raises:
+        ModelLoadError: The configuration describes no model, or weights are missing,
+            damaged or too large.
+    """
+    model = _skeleton(path, family, config)
+    homes = _homes(model, family, wish)
+    if homes.offloaded:
+        groups = {}  # hooks act on modules, which the fused decoder goes around
+    placed = _place(model, wish, groups, homes)
+    reader = CheckpointReader(
+        model,
+        placed,
+        wish.target.dtype,
+        copy=wish.weights in ("int8", "int8-a8", "int8-bnb", "nf4"),
+        home=homes,
+        folds=wish.tuning.folds,
+    )
+    reader.read(path, progress)
+    if config.tie_word_embeddings and not placed:
+        model.tie_weights()
+    place_buffers(model, homes)
+    attach_offload(layers_of(model, family), homes, wish.target.device)
+    return Checkpoint(path, family, config, wish, model, homes, bool(groups))
+
+
+def _skeleton(path: Path, family: Family, config: PreTrainedConfig) -> PreTrainedModel:
+    """Returns the model on the meta device."""
+    from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
+    from transformers.utils import logging as transformers_logging
+
+    register()
+    # Its advice is for training and for padded batches; errors are raised anyway.
+    transformers_logging.set_verbosity_error()
+    config._attn_implementation = "eager"  # noqa: SLF001  (set by transformers, too)
+    model_class = family.load_class()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about training, which does not happen here
+        # Drawing weights on the meta device would import torch's compiler.
+        with init_empty_weights(include_buffers=False), no_init_weights():
+            try:
+                model = model_class(config)
+            except Exception as error:  # of any kind: the values are from a file
+                raise ModelLoadError(
+                    f"{path}/config.json describes no {family.model_type} model: "
+                    f"{error}"
+                ) from error
+    model.eval()
+    model.requires_grad_(requires_grad=False)
+    return model
+
+
+def _homes(model: PreTrainedModel, family: Family, wish: Wish) -> Homes:
+    """Decides which layers stay in host memory."""
+    layers = layers_of(model, family)
+    resident = len(layers)
+    if wish.offload_layers is not None:
+        resident = max(0, len(layers) - wish.offload_layers)
+    elif wish.room is not None:
+        dtype = wish.target.dtype
+        sizes = [module_bytes(layer, wish.weights, dtype) for layer in layers]
+        rest = module_bytes(model, wish.weights, dtype) - sum(sizes)
+        resident = resident_layers(sizes, wish.room - rest)
+    return Homes(wish.target.device, family.layers, len(layers), resident, wish.weights)
+
+
+def _place(
+    model: PreTrainedModel, wish: Wish, groups: Groups, homes: Homes
+) -> dict[str, Placed]:
+    maker: Maker | None = None
+    if wish.target.is_accelerator or wish.weights in ("int8-a8", "int8-bnb"):
+        maker = device_maker(
+            wish.weights,
+            wish.target,
+            homes,
+            wish.tuning,
+            threshold=wish.threshold,
+            merged=bool(groups),
+        )
+        if maker is None:
+            return {}
+    return place_linears(model, wish.weights, groups, maker, wish.tuning)
+
+
+def connect_attention(checkpoint: Checkpoint, state: StepState) -> None:
+    """Makes every layer attend over the paged store.
+
+    Args:
+        checkpoint: Changed in place.
+        state: The store and the running step.
+    """
+    model, family = checkpoint.model, checkpoint.family
+    # The setter's own check refuses a change after the model is made.
+    model.config._attn_implementation = IMPLEMENTATION  # noqa: SLF001
+    for layer in checkpoint.layers:
+        attention = getattr(layer, family.attention)
+        if family.model_type == "falcon":
+            from .falcon import PagedFalconAttention
+
+            setattr(layer, family.attention, PagedFalconAttention(attention, state))
+        else:
+            attach(attention, state)
+    if rope_type(model.config) in LENGTH_DEPENDENT:
+        base = model.base_model
+        base.rotary_emb = PackedRotary(base.rotary_emb, state)
+
+
+def layers_of(model: PreTrainedModel, family: Family) -> list[nn.Module]:
+    """Returns a model's decoder layers."""
+    return list(model.get_submodule(family.layers).children())
+
+
+def first_linear(checkpoint: Checkpoint) -> nn.Module:
+    """Returns the first layer's first linear module, where rows are counted."""
+    for module in checkpoint.layers[0].modules():
+        if is_linear(module) or isinstance(module, EmptyLinear):
+            return module
+    family = checkpoint.family.model_type
+    raise ModelLoadError(f"the first layer of {family} has no linear layer")

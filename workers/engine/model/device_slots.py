@@ -1,0 +1,126 @@
+"""Which linear layer a device gets for a precision of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from ....shared.errors import ModelLoadError
+from .bnb_linear import BitsAndBytesInt8Linear, BitsAndBytesNf4Linear
+from .device_linear import DeviceFloatLinear, Place
+from .placing import Maker
+
+if TYPE_CHECKING:
+    import torch
+
+    from .device import Target
+    from .quantize import EmptyLinear, Weights
+    from .tuning import Tuning
+
+OUTLIER_COLUMNS: Final = 16
+"""Inputs of a layer that 8-bit rows leave in full precision."""
+Home = Callable[[str], "torch.device"]
+"""The device that keeps a layer's weights, by the layer's dotted name."""
+
+
+def device_maker(
+    weights: Weights,
+    target: Target,
+    home: Home,
+    tuning: Tuning,
+    *,
+    threshold: float = 0.0,
+    merged: bool = False,
+) -> Maker | None:
+    """Returns what makes a device's linear layers, or None for the model's own.
+
+    Args:
+        weights: Precision.
+        target: Where they compute.
+        home: Where their weights stay.
+        tuning: What calibration found.
+        threshold: bitsandbytes' dynamic threshold, for "int8-bnb".
+        merged: Some layers are merged, so that floats need a layer of ours, too.
+
+    Raises:
+        ModelLoadError: This precision needs a GPU's kernels.
+    """
+    if weights == "int8-a8" and not target.is_accelerator:
+        raise ModelLoadError(
+            "weights='int8-a8' needs a GPU's kernels; use 'int8' on a CPU"
+        )
+    if weights in ("int8", "int8-a8"):
+        return _int8_maker(weights, target, home, tuning)
+    if weights in ("int8-bnb", "nf4"):
+        return _library_maker(weights, target, tuning, threshold)
+    if not merged:
+        return None
+
+    def floats(name: str, inputs: int, outputs: int) -> EmptyLinear:
+        place = Place(target.device, home(name), target.dtype)
+        return DeviceFloatLinear(inputs, outputs, place)
+
+    return floats
+
+
+def _library_maker(
+    weights: Weights, target: Target, tuning: Tuning, threshold: float
+) -> Maker:
+    """Makes bitsandbytes' layers."""
+    place = Place(target.device, target.device, target.dtype)
+
+    def make(name: str, inputs: int, outputs: int) -> EmptyLinear:
+        if weights == "nf4":
+            return BitsAndBytesNf4Linear(inputs, outputs, place)
+        return BitsAndBytesInt8Linear(
+            inputs,
+            outputs,
+            place,
+            outlier_columns=outlier_columns(tuning, name),
+            threshold=threshold,
+        )
+
+    return make
+
+
+def outlier_columns(tuning: Tuning, name: str) -> list[int]:
+    """Returns the inputs of a layer that are largest on average, by calibration.
+
+    Args:
+        tuning: Empty without calibration; then there are none.
+        name: The layer's dotted name.
+    """
+    mean = tuning.mean(name)
+    if mean is None:
+        return []
+    count = min(OUTLIER_COLUMNS, len(mean))
+    columns: list[int] = mean.abs().topk(count).indices.tolist()
+    return columns
+
+
+def _int8_maker(weights: Weights, target: Target, home: Home, tuning: Tuning) -> Maker:
+    from .gpu_int8 import DeviceInt8Linear, WideInt8Linear
+    from .gpu_linear import MeasuredMatmul
+
+    matmul = MeasuredMatmul()
+
+    def make(name: str, inputs: int, outputs: int) -> EmptyLinear:
+        place = Place(target.device, home(name), target.dtype)
+        if weights == "int8":
+            return WideInt8Linear(
+                inputs,
+                outputs,
+                place,
+                target.ops,
+                mean=tuning.mean(name),
+                precise=tuning.is_sensitive(name),
+            )
+        return DeviceInt8Linear(
+            inputs,
+            outputs,
+            place,
+            outlier_columns=outlier_columns(tuning, name),
+            matmul=matmul,
+        )
+
+    return make

@@ -1,0 +1,112 @@
+"""Prepares a GPU's runner at start: products are measured, decode steps recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+import torch
+
+from .graphs import Buckets, DecodeGraphs, DecodeInputs, PlaceLayout, Recorder
+from .rope import LENGTH_DEPENDENT, rope_type
+
+if TYPE_CHECKING:
+    from .assembly import Checkpoint
+    from .runner import TransformersRunner
+
+log = structlog.get_logger("tokenmill.gpu")
+
+
+class GraphWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner is prepared for."""
+
+    max_running: int
+    """Most sequences of a step."""
+    step_tokens: int
+    """Most tokens of a step."""
+    enabled: bool = True
+    """False measures the products alone."""
+
+
+def decode_graphs(
+    runner: TransformersRunner, max_running: int, recorder: Recorder
+) -> tuple[DecodeGraphs, Buckets]:
+    """Returns graphs for a runner's decode steps, none of them recorded yet.
+
+    Args:
+        runner: Its pool has a scratch block behind the blocks of sequences.
+        max_running: Most sequences of a step.
+        recorder: Makes the graphs.
+    """
+    tokens = runner.num_blocks * runner.block_size
+    buckets = Buckets(max_running, min(runner.max_context, tokens))
+    inputs = DecodeInputs(
+        buckets,
+        runner.block_size,
+        runner.num_blocks,
+        runner.target.device,
+        _static_layout(),
+    )
+    return DecodeGraphs(buckets, inputs, runner.forward, recorder), buckets
+
+
+def _static_layout() -> PlaceLayout:
+    from ..kernels.triton.layout import static_layout
+
+    return static_layout
+
+
+def add_graphs(
+    runner: TransformersRunner, checkpoint: Checkpoint, wish: GraphWish | None
+) -> None:
+    """Measures integer products, then records decode steps, where there is a GPU.
+
+    Args:
+        runner: Given its graphs.
+        checkpoint: The runner's model.
+        wish: None leaves the runner as it is.
+    """
+    if wish is None or runner.target.device.type != "cuda":
+        return
+    _prepare_products(checkpoint, wish)
+    reason = _why_not(checkpoint, wish)
+    if reason is not None:
+        log.info("cuda_graphs_off", reason=reason)
+        return
+    from .cuda_graphs import CudaRecorder, capture_and_measure
+
+    device = runner.target.device
+    with torch.inference_mode():
+        graphs, buckets = decode_graphs(runner, wish.max_running, CudaRecorder(device))
+        gains = capture_and_measure(graphs, buckets.all(), device)
+    if gains:
+        runner.graphs = graphs
+        runner.graph_gains = gains
+
+
+def _why_not(checkpoint: Checkpoint, wish: GraphWish) -> str | None:
+    """Returns what keeps steps from being recorded, or None."""
+    if not wish.enabled:
+        return "worker.cuda_graphs is off"
+    if checkpoint.homes.offloaded:
+        return "layers in host memory are copied in every step"
+    if rope_type(checkpoint.config) in LENGTH_DEPENDENT:
+        return "the model's RoPE looks at the lengths of the step's sequences"
+    if checkpoint.wish.threshold > 0:
+        return "bitsandbytes' dynamic threshold looks at the values of the step"
+    return None
+
+
+def _prepare_products(checkpoint: Checkpoint, wish: GraphWish) -> None:
+    """Measures the integer product of every shape that will occur."""
+    if checkpoint.wish.weights != "int8-a8":
+        return
+    from .gpu_int8 import DeviceInt8Linear
+    from .gpu_linear import MeasuredMatmul
+
+    for module in checkpoint.model.modules():
+        if not isinstance(module, DeviceInt8Linear):
+            continue
+        if isinstance(module.matmul, MeasuredMatmul):
+            module.matmul.prepare([module.weight], wish.step_tokens)

@@ -1,0 +1,119 @@
+"""Decides what is done to a model's weights, from its calibration or without one.
+
+Without a calibration keys and values are smoothed by what the weights alone tell. The
+exact mode (float32 weights and KV) is left as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+import torch
+
+from .calibration import Calibration
+from .calibration_files import find_calibration
+from .folding import Scales, make_folds
+from .quantize import INT8_WEIGHTS, Weights
+from .smoothing import scales_from_weights
+from .tuning import Tuning, linear_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ..kv.store import KVKind
+    from .families import Family
+
+CalibrationChoice = Calibration | Literal["auto"] | None
+"""A calibration; "auto" looks for the model's own; None uses none."""
+log = structlog.get_logger("tokenmill.model")
+
+
+def choose_tuning(
+    path: Path,
+    family: Family,
+    config: PreTrainedConfig,
+    *,
+    weights: Weights,
+    kv: KVKind,
+    choice: CalibrationChoice,
+    fused: bool = True,
+) -> Tuning:
+    """Decides how a model's weights are to be changed while they are read.
+
+    Args:
+        path: The checkpoint.
+        family: Its family; only the llama pattern is tuned.
+        config: Its configuration.
+        weights: Precision of linear layers.
+        kv: Precision of the KV pool.
+        choice: See `CalibrationChoice`.
+        fused: Projections are merged, which makes slots of float layers, too.
+
+    Returns:
+        The tuning; empty for the exact mode, unless a calibration is given.
+    """
+    exact = weights not in INT8_WEIGHTS and kv == "float32"
+    if not family.llama_pattern or choice is None or (exact and choice == "auto"):
+        return Tuning()
+    if isinstance(choice, Calibration):
+        # Float layers take input scales too: that is how the folding is tested.
+        inputs = weights in INT8_WEIGHTS or weights == "float32"
+        head = weights in INT8_WEIGHTS or fused or not config.tie_word_embeddings
+        return _from_calibration(
+            config, choice, inputs=inputs, source="as given", head=head
+        )
+    found = find_calibration(path)
+    log.info("calibration_chosen", source=found.source)
+    if found.calibration is not None:
+        inputs = weights in INT8_WEIGHTS
+        return _from_calibration(
+            config, found.calibration, inputs=inputs, source=found.source
+        )
+    if kv == "float32":
+        return Tuning(source=found.source)
+    scales = scales_from_weights(path, config)
+    folds = make_folds(config, scales, inputs=False)
+    return Tuning(folds, version="smooth1", source=found.source)
+
+
+def _from_calibration(
+    config: PreTrainedConfig,
+    calibration: Calibration,
+    *,
+    inputs: bool,
+    source: str,
+    head: bool = True,
+) -> Tuning:
+    scales = calibration.tensors
+    if not inputs:
+        folds = make_folds(config, scales, inputs=False)
+        return Tuning(folds, version=calibration.digest, source=source)
+    return Tuning(
+        folds=make_folds(config, scales, inputs=True, head=head),
+        means=_scaled_means(config, scales),
+        sensitive=frozenset(
+            key for name in calibration.sensitive_names if (key := linear_key(name))
+        ),
+        version=calibration.digest,
+        source=source,
+    )
+
+
+def _scaled_means(config: PreTrainedConfig, scales: Scales) -> dict[str, torch.Tensor]:
+    """Returns mean inputs as the folded layers see them."""
+    group = config.num_attention_heads // config.num_key_value_heads
+    means = {}
+    for name, mean in scales.items():
+        key, _, kind = name.rpartition(".")
+        if kind != "input_mean":
+            continue
+        scale = scales.get(f"{key}.input_scale")
+        layer, _, linear = key.rpartition(".")
+        if linear == "output":
+            value = scales.get(f"{layer}.value_scale")
+            if value is not None:
+                scale = value.repeat_interleave(group, 0).ravel()
+        means[key] = mean if scale is None else mean / scale
+    return means
