@@ -25,12 +25,14 @@ from quality_measure import BLOCK_SIZE, Measured, compare, measure
 
 from tokenmill.workers.engine.kernels import ops
 from tokenmill.workers.engine.model.calibration import calibration_facts
+from tokenmill.workers.engine.model.calibration_files import checked_calibration
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.resolve import resolve_model
 
 if TYPE_CHECKING:
     from tokenmill.workers.engine.kv.store import KVKind
     from tokenmill.workers.engine.model.quantize import Weights
+    from tokenmill.workers.engine.model.tuning_choice import CalibrationChoice
 
 TEXT = Path(__file__).parent / "data" / "wikitext2-valid.txt"
 PRECISIONS: dict[str, tuple[Weights, KVKind]] = {
@@ -73,9 +75,18 @@ def run(
         num_blocks=-(-max(map(len, windows)) // BLOCK_SIZE),
         threads=arguments.threads,
         device="cpu",
-        calibration=None if arguments.uncalibrated else "auto",
+        calibration=calibration_of(path, arguments),
     )
     return measure(runner, windows, arguments.prompts)
+
+
+def calibration_of(path: Path, arguments: argparse.Namespace) -> CalibrationChoice:
+    """Returns the calibration that was asked for."""
+    if arguments.uncalibrated:
+        return None
+    if arguments.calibration is not None:
+        return checked_calibration(arguments.calibration, path)
+    return "auto"
 
 
 def parse() -> argparse.Namespace:
@@ -93,6 +104,7 @@ def parse() -> argparse.Namespace:
         "--precisions", default="int8", help=f"of {', '.join(PRECISIONS)}"
     )
     parser.add_argument("--uncalibrated", action="store_true")
+    parser.add_argument("--calibration", type=Path, help="a file instead of its own")
     parser.add_argument(
         "--exact", type=Path, help="float32's results (.npz): read, or written if new"
     )

@@ -56,8 +56,7 @@ def calibrate_model(
         from .engine.model.calibration_files import save_for, write_calibration
         from .engine.model.resolve import resolve_model
 
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or torch.get_num_threads())
     user = None if text is None else texts.read_texts(text)
     base = texts.read_texts(texts.SHIPPED_TEXT)
     with bar(model, silent=as_json) as report:
@@ -67,19 +66,15 @@ def calibrate_model(
         if covered is not None and not as_json:
             print(advice(covered))
         if only_report:
-            _print_json(covered, None, None, as_json=as_json)
+            _print(covered, None, None, as_json=as_json)
             return
         chosen = user if user is not None and on_text else base
         name = text.name if text is not None and on_text else texts.SHIPPED_NAME
         pieces = texts.make_samples(tokenizer, chosen, samples=samples, length=length)
         made = calibrate(path, pieces, name, report)
-    if output is None:
-        output = save_for(made, path)
-    else:
+    if output is not None:
         write_calibration(made, output)
-    _print_json(covered, made, output, as_json=as_json)
-    if not as_json:
-        _print_lines(made, output)
+    _print(covered, made, output or save_for(made, path), as_json=as_json)
 
 
 def advice(covered: "Coverage") -> str:
@@ -101,7 +96,7 @@ def advice(covered: "Coverage") -> str:
     )
 
 
-def _print_json(
+def _print(
     covered: "Coverage | None",
     made: "Calibration | None",
     file: Path | None,
@@ -109,6 +104,8 @@ def _print_json(
     as_json: bool,
 ) -> None:
     if not as_json:
+        if made is not None:
+            _print_lines(made, file)
         return
     facts = {
         "coverage": covered,
@@ -120,7 +117,7 @@ def _print_json(
     print(msgspec.json.encode(facts).decode())
 
 
-def _print_lines(made: "Calibration", file: Path) -> None:
+def _print_lines(made: "Calibration", file: Path | None) -> None:
     facts = made.facts
     print(f"{facts.samples} samples, {facts.tokens} tokens of {facts.text}")
     print(

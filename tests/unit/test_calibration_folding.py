@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from support.step_driver import Sequence, StepDriver
 from support.tiny_models import save_tiny_model
 
+from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.model.calibration import Calibration, Facts, LayerLoss
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.runner import TransformersRunner
@@ -162,6 +163,14 @@ def test_fused_and_unfused_layers_agree_with_planes(tmp_path: Path) -> None:
     fused = logits(path, calibration=calibration)
     modules = logits(path, calibration=calibration, fused=False)
     torch.testing.assert_close(fused, modules, atol=2e-4, rtol=1e-4)
+
+
+def test_a_calibration_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    made = random_calibration(path)
+    short = dict(made.tensors) | {"layers.0.key_scale": torch.ones(2, 3)}
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.key_scale"):
+        logits(path, calibration=Calibration(made.facts, short))
 
 
 def test_the_weights_version_names_the_calibration(tmp_path: Path) -> None:

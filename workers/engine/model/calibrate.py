@@ -17,10 +17,16 @@ from .calibration_search import (
     most_sensitive,
     rounding_loss,
 )
-from .calibration_statistics import LinearStatistics, Statistics, token_batches
+from .calibration_statistics import (
+    HeadStatistics,
+    LinearStatistics,
+    Statistics,
+    token_batches,
+)
 from .device import choose_target
 from .families import family_of
 from .fingerprint import weights_fingerprint
+from .folding import normed_heads
 from .lean_import import import_transformers
 from .tuning import module_name
 
@@ -95,8 +101,12 @@ class _Search:
         self._model = model
         self._group = config.num_attention_heads // config.num_key_value_heads
         self._statistics = statistics
+        shared = normed_heads(config.model_type)
         for name, heads in statistics.heads.items():
-            self.tensors[name] = _stored(head_scale(heads))
+            alike = shared and name.endswith("key_scale")
+            self.tensors[name] = _stored(
+                head_scale(one_head(heads) if alike else heads)
+            )
 
     def add(self, key: str) -> None:
         """Chooses a layer's scale and estimates what rounding costs then."""
@@ -138,6 +148,15 @@ class _Search:
         """Returns the estimated loss of layers with one plane."""
         kept = most_sensitive(self._losses, self._sizes)
         return sum(loss for key, loss in self._losses.items() if key not in kept)
+
+
+def one_head(statistics: HeadStatistics) -> HeadStatistics:
+    """Returns all heads as one, for keys that share the norm that is to be scaled."""
+    channels = statistics.energy.shape[1]
+    return HeadStatistics(
+        statistics.energy.sum(dim=0, keepdim=True),
+        [kept.reshape(-1, 1, channels) for kept in statistics.kept],
+    )
 
 
 def _stored(values: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 import torch
 
+from ....shared.errors import ModelLoadError
 from .calibration import Calibration
 from .calibration_files import find_calibration
-from .folding import Scales, make_folds
+from .families import kv_shape
+from .folding import Scales, make_folds, normed_heads
 from .quantize import INT8_WEIGHTS, Weights
 from .smoothing import scales_from_weights
 from .tuning import Tuning, linear_key
@@ -53,11 +55,15 @@ def choose_tuning(
 
     Returns:
         The tuning; empty for the exact mode, unless a calibration is given.
+
+    Raises:
+        ModelLoadError: The calibration does not fit the model's configuration.
     """
     exact = weights not in INT8_WEIGHTS and kv == "float32"
     if not family.llama_pattern or choice is None or (exact and choice == "auto"):
         return Tuning()
     if isinstance(choice, Calibration):
+        check_shapes(config, choice.tensors)
         # Float layers take input scales too: that is how the folding is tested.
         inputs = weights in INT8_WEIGHTS or weights == "float32"
         head = weights in INT8_WEIGHTS or fused or not config.tie_word_embeddings
@@ -67,14 +73,14 @@ def choose_tuning(
     found = find_calibration(path)
     log.info("calibration_chosen", source=found.source)
     if found.calibration is not None:
+        check_shapes(config, found.calibration.tensors)
         inputs = weights in INT8_WEIGHTS
         return _from_calibration(
             config, found.calibration, inputs=inputs, source=found.source
         )
     if kv == "float32":
         return Tuning(source=found.source)
-    scales = scales_from_weights(path, config)
-    folds = make_folds(config, scales, inputs=False)
+    folds = make_folds(config, scales_from_weights(path, config), inputs=False)
     return Tuning(folds, version="smooth1", source=found.source)
 
 
@@ -99,6 +105,42 @@ def _from_calibration(
         version=calibration.digest,
         source=source,
     )
+
+
+def check_shapes(config: PreTrainedConfig, scales: Scales) -> None:
+    """Refuses a calibration of another shape than the model's.
+
+    Args:
+        config: Of the model.
+        scales: Of the calibration.
+
+    Raises:
+        ModelLoadError: A tensor has another shape or an unknown name.
+    """
+    shape = kv_shape(config)
+    shared = normed_heads(config.model_type)
+    widths = {
+        "qkv": config.hidden_size,
+        "gate_up": config.hidden_size,
+        "head": config.hidden_size,
+        "down": config.intermediate_size,
+        "output": config.num_attention_heads * shape.head_dim,
+    }
+    for name, values in scales.items():
+        owner, _, kind = name.rpartition(".")
+        linear = owner.rpartition(".")[2]
+        if kind == "key_scale":
+            heads = 1 if shared else shape.num_kv_heads
+            expected: tuple[int, ...] = (heads, shape.head_dim // 2)
+        elif kind == "value_scale":
+            expected = (shape.num_kv_heads, shape.head_dim)
+        else:
+            expected = (widths.get(linear, 0),)
+        if tuple(values.shape) != expected:
+            raise ModelLoadError(
+                f"calibration tensor {name} has shape {list(values.shape)}, but the "
+                f"model calls for {list(expected)}; run `tokenmill calibrate` again"
+            )
 
 
 def _scaled_means(config: PreTrainedConfig, scales: Scales) -> dict[str, torch.Tensor]:
