@@ -12,7 +12,7 @@ from tokenmill.workers.engine.kernels.layout import KVKind, StepLayout
 from tokenmill.workers.engine.kernels.triton.layout import store_to_device, to_device
 from tokenmill.workers.engine.kernels.triton.ops import TritonOps
 from tokenmill.workers.engine.kernels.triton.quantize import quantize_rows
-from tokenmill.workers.engine.model.gpu_linear import CANDIDATES, torch_matmul
+from tokenmill.workers.engine.model.gpu.linear import CANDIDATES, torch_matmul
 
 Row = dict[str, object]
 ATTENTION: list[tuple[int, int, int, KVKind, torch.dtype]] = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tokenmill.workers.engine.model.gpu_linear import torch_matmul
+from tokenmill.workers.engine.model.gpu.linear import torch_matmul
 
 PEAKS: dict[str, tuple[float, float, float]] = {
     "H200": (4800, 989, 1979),

@@ -13,8 +13,8 @@ from gpu_model import write
 from tokenmill.shared.messages import Sampling
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
-from tokenmill.workers.engine.model.graph_start import GraphWish
-from tokenmill.workers.engine.model.graphs import Replay
+from tokenmill.workers.engine.model.gpu.graph_start import GraphWish
+from tokenmill.workers.engine.model.gpu.graphs import Replay
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.quantize import Weights
 from tokenmill.workers.engine.model.runner import TransformersRunner
@@ -80,7 +80,7 @@ def _load(path: Path, weights: Weights, *, smoke: bool) -> TransformersRunner:
         )
     from tokenmill.workers.engine.kernels.triton.ops import TritonOps
     from tokenmill.workers.engine.model.device import Target
-    from tokenmill.workers.engine.model.graph_start import decode_graphs
+    from tokenmill.workers.engine.model.gpu.graph_start import decode_graphs
 
     cpu = torch.device("cpu")
     target = Target(cpu, TritonOps(cpu), torch.float32)

@@ -17,9 +17,9 @@ from tokenmill.workers.engine.kernels.layout import KVKind
 from tokenmill.workers.engine.kernels.triton.layout import empty_store_like, to_device
 from tokenmill.workers.engine.kernels.triton.ops import Int8Matmul, TritonOps
 from tokenmill.workers.engine.kernels.triton.quantize import quantize_rows
-from tokenmill.workers.engine.model.device_linear import Place
-from tokenmill.workers.engine.model.gpu_int8 import DeviceInt8Linear
-from tokenmill.workers.engine.model.gpu_linear import CANDIDATES
+from tokenmill.workers.engine.model.gpu.device_linear import Place
+from tokenmill.workers.engine.model.gpu.int8 import DeviceInt8Linear
+from tokenmill.workers.engine.model.gpu.linear import CANDIDATES
 
 Row = dict[str, object]
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128

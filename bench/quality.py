@@ -24,15 +24,17 @@ import structlog
 from quality_measure import BLOCK_SIZE, Measured, compare, measure
 
 from tokenmill.workers.engine.kernels import ops
-from tokenmill.workers.engine.model.calibration import calibration_facts
-from tokenmill.workers.engine.model.calibration_files import checked_calibration
+from tokenmill.workers.engine.model.calibration.files import checked_calibration
+from tokenmill.workers.engine.model.calibration.result import calibration_facts
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.resolve import resolve_model
 
 if TYPE_CHECKING:
     from tokenmill.workers.engine.kv.store import KVKind
+    from tokenmill.workers.engine.model.calibration.tuning_choice import (
+        CalibrationChoice,
+    )
     from tokenmill.workers.engine.model.quantize import Weights
-    from tokenmill.workers.engine.model.tuning_choice import CalibrationChoice
 
 TEXT = Path(__file__).parent / "data" / "wikitext2-valid.txt"
 PRECISIONS: dict[str, tuple[Weights, KVKind]] = {

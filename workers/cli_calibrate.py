@@ -9,8 +9,8 @@ import typer
 from ..shared.cli_support import handle_errors
 
 if TYPE_CHECKING:
-    from .engine.model.calibration import Calibration
-    from .engine.model.calibration_text import Coverage
+    from .engine.model.calibration.result import Calibration
+    from .engine.model.calibration.text import Coverage
 
 _Text = Annotated[
     Path | None,
@@ -51,9 +51,9 @@ def calibrate_model(
     with model_stack():
         import torch
 
-        from .engine.model import calibration_text as texts
-        from .engine.model.calibrate import calibrate
-        from .engine.model.calibration_files import save_for, write_calibration
+        from .engine.model.calibration import text as texts
+        from .engine.model.calibration.calibrate import calibrate
+        from .engine.model.calibration.files import save_for, write_calibration
         from .engine.model.resolve import resolve_model
 
     torch.set_num_threads(threads or torch.get_num_threads())

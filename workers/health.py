@@ -123,7 +123,7 @@ def _builtin(public: str, wanted: str) -> Iterator[Finding]:
 
 def _calibration(public: str, directory: Path) -> Iterator[Finding]:
     """Says which calibration a model would be loaded with."""
-    from .engine.model.calibration import calibration_facts
+    from .engine.model.calibration.result import calibration_facts
 
     try:
         facts = calibration_facts(directory)

@@ -154,7 +154,7 @@ def _load_model(
 def _load_runner(
     path: "Path", model: ModelConfig, worker: WorkerConfig, progress: Progress | None
 ) -> "TransformersRunner":
-    from .engine.model.graph_start import GraphWish
+    from .engine.model.gpu.graph_start import GraphWish
     from .engine.model.load import load_runner
 
     return load_runner(

@@ -6,9 +6,9 @@ from kernel_cases import DEVICE
 
 from tokenmill.shared.errors import EngineError
 from tokenmill.workers.engine.kernels import reference
-from tokenmill.workers.engine.model.device_linear import Place
-from tokenmill.workers.engine.model.gpu_int8 import DeviceInt8Linear, WideInt8Linear
-from tokenmill.workers.engine.model.gpu_linear import (
+from tokenmill.workers.engine.model.gpu.device_linear import Place
+from tokenmill.workers.engine.model.gpu.int8 import DeviceInt8Linear, WideInt8Linear
+from tokenmill.workers.engine.model.gpu.linear import (
     CANDIDATES,
     MeasuredMatmul,
     gpu_ops,

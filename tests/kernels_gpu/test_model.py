@@ -12,7 +12,7 @@ from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
 from tokenmill.workers.engine.kernels.triton.ops import TritonOps
 from tokenmill.workers.engine.model.device import Target
-from tokenmill.workers.engine.model.graph_start import decode_graphs
+from tokenmill.workers.engine.model.gpu.graph_start import decode_graphs
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.request import EngineRequest
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tokenmill.shared.errors import EngineError
-from tokenmill.workers.engine.model.bnb_linear import (
+from tokenmill.workers.engine.model.gpu.bnb_linear import (
     BitsAndBytesInt8Linear,
     BitsAndBytesNf4Linear,
 )
-from tokenmill.workers.engine.model.device_linear import Place
+from tokenmill.workers.engine.model.gpu.device_linear import Place
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, CPU, torch.float32)

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from tokenmill.__main__ import build_app
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.workers.engine.model import calibration_text as texts
-from tokenmill.workers.engine.model.calibrate import calibrate
-from tokenmill.workers.engine.model.calibration_search import most_sensitive
+from tokenmill.workers.engine.model.calibration import text as texts
+from tokenmill.workers.engine.model.calibration.calibrate import calibrate
+from tokenmill.workers.engine.model.calibration.search import most_sensitive
 from tokenmill.workers.engine.model.load import load_runner
 
 PROMPT = list(range(30, 90))

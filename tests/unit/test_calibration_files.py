@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.workers.engine.model import calibration_files as files
-from tokenmill.workers.engine.model.calibration import (
+from tokenmill.workers.engine.model.calibration import files
+from tokenmill.workers.engine.model.calibration.fingerprint import weights_fingerprint
+from tokenmill.workers.engine.model.calibration.result import (
     Calibration,
     Facts,
     LayerLoss,
     calibration_facts,
 )
-from tokenmill.workers.engine.model.fingerprint import weights_fingerprint
 
 
 @pytest.fixture(scope="module")

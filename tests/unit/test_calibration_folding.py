@@ -12,7 +12,11 @@ from support.step_driver import Sequence, StepDriver
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.workers.engine.model.calibration import Calibration, Facts, LayerLoss
+from tokenmill.workers.engine.model.calibration.result import (
+    Calibration,
+    Facts,
+    LayerLoss,
+)
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.runner import TransformersRunner
 

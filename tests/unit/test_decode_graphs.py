@@ -12,7 +12,7 @@ from support.tiny_models import save_tiny_model
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.engine.kernels.layout import StepLayout
-from tokenmill.workers.engine.model.graphs import (
+from tokenmill.workers.engine.model.gpu.graphs import (
     Bucket,
     Buckets,
     DecodeGraphs,

@@ -12,9 +12,12 @@ from tokenmill.shared.config_check import check
 from tokenmill.shared.errors import ConfigError, ModelLoadError
 from tokenmill.workers.engine.kernels import ops as host_ops
 from tokenmill.workers.engine.model import device
+from tokenmill.workers.engine.model.calibration.tuning import Tuning
 from tokenmill.workers.engine.model.device import choose_target, host_target
-from tokenmill.workers.engine.model.device_slots import device_maker, outlier_columns
-from tokenmill.workers.engine.model.tuning import Tuning
+from tokenmill.workers.engine.model.gpu.device_slots import (
+    device_maker,
+    outlier_columns,
+)
 
 
 @pytest.fixture

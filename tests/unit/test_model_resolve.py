@@ -14,8 +14,8 @@ from support.tiny_models import save_byte_tokenizer, save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.model.cache import build_once, cache_directory
-from tokenmill.workers.engine.model.convert import convert_gguf
-from tokenmill.workers.engine.model.gguf_llama import (
+from tokenmill.workers.engine.model.gguf.convert import convert_gguf
+from tokenmill.workers.engine.model.gguf.llama import (
     half_split_rows,
     transformers_name,
 )
@@ -197,8 +197,8 @@ def test_large_conversions_are_written_in_files_with_an_index(
 ) -> None:
     from safetensors.torch import load_file
 
-    from tokenmill.workers.engine.model import convert
     from tokenmill.workers.engine.model.checkpoint import iterate
+    from tokenmill.workers.engine.model.gguf import convert
 
     write_tiny_gguf(tmp_path / "tiny.gguf")
     whole, parts = tmp_path / "whole", tmp_path / "parts"

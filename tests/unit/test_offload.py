@@ -10,8 +10,12 @@ from support.step_driver import Sequence, StepDriver
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.workers.engine.model.gpu.offload import (
+    Homes,
+    module_bytes,
+    resident_layers,
+)
 from tokenmill.workers.engine.model.load import load_runner
-from tokenmill.workers.engine.model.offload import Homes, module_bytes, resident_layers
 
 PROMPT = list(range(30, 60))
 CUDA = torch.device("cuda", 0)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from ....shared.errors import ModelLoadError
 from .attention import IMPLEMENTATION, StepState, attach, register
+from .calibration.tuning import Tuning
 from .checkpoint import CheckpointReader
 from .device import Target, place_buffers
-from .device_slots import device_maker
 from .families import Family
-from .offload import Homes, module_bytes, resident_layers
-from .offload import attach as attach_offload
+from .gpu.device_slots import device_maker
+from .gpu.offload import Homes, module_bytes, resident_layers
+from .gpu.offload import attach as attach_offload
 from .placing import Groups, Maker, Placed, is_linear, place_linears
 from .quantize import EmptyLinear, Weights
 from .rope import LENGTH_DEPENDENT, PackedRotary, rope_type
-from .tuning import Tuning
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ import msgspec
 
 from ....shared.errors import ModelLoadError
 from .cache import Progress, build_once, cache_directory
-from .convert import CONVERTER_VERSION, convert_gguf
+from .gguf.convert import CONVERTER_VERSION, convert_gguf
 
 
 class BuiltinModel(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from ....shared.errors import EngineError, ModelLoadError
-from .folding import Fold
+from .calibration.folding import Fold
 from .headers import NOT_WEIGHTS, StoredTensor, read_headers, shard_files
 from .placing import Placed
 

@@ -102,7 +102,7 @@ def _why_no_gpu() -> str | None:
 
 
 def _gpu_target(weights: Weights) -> Target:
-    from .gpu_linear import gpu_ops
+    from .gpu.linear import gpu_ops
 
     index = torch.cuda.current_device()
     device = torch.device("cuda", index)

@@ -9,8 +9,8 @@ import msgspec
 
 from ..kv.store import KVKind
 from .budget import TYPICAL_TOKENS, FreeMemory, PoolBudget, pool_budget
-from .calibration import calibration_facts
-from .calibration_files import find_calibration
+from .calibration.files import find_calibration
+from .calibration.result import calibration_facts
 from .families import family_of, kv_shape
 from .headers import read_headers
 from .rope import context_limit

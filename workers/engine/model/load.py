@@ -26,9 +26,10 @@ from .assembly import (
 )
 from .attention import StepState
 from .budget import MARGIN_BYTES, MARGIN_FRACTION, MIB, free_memory, pool_blocks
+from .calibration.tuning_choice import CalibrationChoice, choose_tuning
 from .device import Target, choose_target, place_store
 from .families import family_of, kv_shape
-from .graph_start import GraphWish, add_graphs
+from .gpu.graph_start import GraphWish, add_graphs
 from .headers import read_headers
 from .identity import eos_token_ids, weights_version
 from .lean_import import import_transformers
@@ -37,7 +38,6 @@ from .quantize import Weights
 from .rope import context_limit
 from .runner import Decoder, GenericDecoder, RowCounter, TransformersRunner
 from .sizes import mapped_bytes
-from .tuning_choice import CalibrationChoice, choose_tuning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

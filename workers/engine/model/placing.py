@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ....shared.errors import EngineError
+from .calibration.tuning import Tuning
 from .quantize import (
     EmptyLinear,
     FloatLinear,
@@ -21,7 +22,6 @@ from .quantize import (
     Nf4Linear,
     Weights,
 )
-from .tuning import Tuning
 
 Groups = Mapping[str, tuple[str, ...]]
 """A merged layer's dotted name, and those of the layers whose rows it stacks."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from ....shared.errors import ModelLoadError
 from .builtin import BUILTIN_MODELS, resolve_builtin
 from .cache import Progress
-from .convert import resolve_gguf
 from .families import family_of
+from .gguf.convert import resolve_gguf
 from .headers import read_headers
 
 _NEEDED_FILES = (

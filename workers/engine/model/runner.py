@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..batch import StepBatch
     from ..kv.store import KVStore
     from .attention import StepState
-    from .cuda_graphs import Gain
-    from .graphs import DecodeGraphs
+    from .gpu.cuda_graphs import Gain
+    from .gpu.graphs import DecodeGraphs
 
 Decoder = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(token ids int64 [tokens], positions int64 [tokens]) -> hidden [tokens, hidden]."""

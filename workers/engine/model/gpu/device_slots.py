@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from ....shared.errors import ModelLoadError
+from .....shared.errors import ModelLoadError
+from ..placing import Maker
 from .bnb_linear import BitsAndBytesInt8Linear, BitsAndBytesNf4Linear
 from .device_linear import DeviceFloatLinear, Place
-from .placing import Maker
 
 if TYPE_CHECKING:
     import torch
 
-    from .device import Target
-    from .quantize import EmptyLinear, Weights
-    from .tuning import Tuning
+    from ..calibration.tuning import Tuning
+    from ..device import Target
+    from ..quantize import EmptyLinear, Weights
 
 OUTLIER_COLUMNS: Final = 16
 """Inputs of a layer that 8-bit rows leave in full precision."""
@@ -99,8 +99,8 @@ def outlier_columns(tuning: Tuning, name: str) -> list[int]:
 
 
 def _int8_maker(weights: Weights, target: Target, home: Home, tuning: Tuning) -> Maker:
-    from .gpu_int8 import DeviceInt8Linear, WideInt8Linear
-    from .gpu_linear import MeasuredMatmul
+    from .int8 import DeviceInt8Linear, WideInt8Linear
+    from .linear import MeasuredMatmul
 
     matmul = MeasuredMatmul()
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from .checkpoint import iterate
+from ..checkpoint import iterate
 
 _SAMPLES: Final = 16
 """Values looked at per tensor: enough to tell two trainings apart."""

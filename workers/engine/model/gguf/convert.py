@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ....shared.errors import ModelLoadError
-from .cache import Progress, build_once, cache_directory
-from .gguf_llama import LlamaGguf
-from .gguf_tokenizer import save_tokenizer
+from .....shared.errors import ModelLoadError
+from ..cache import Progress, build_once, cache_directory
+from .llama import LlamaGguf
+from .tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 import torch
 
-from ..recovery import is_out_of_memory
+from ...recovery import is_out_of_memory
 from .graphs import Bucket, DecodeGraphs, Replay
 
 log = structlog.get_logger("tokenmill.gpu")

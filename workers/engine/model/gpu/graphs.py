@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 import torch
 
-from ..kernels.layout import StepLayout
+from ...kernels.layout import StepLayout
 
 if TYPE_CHECKING:
-    from ..batch import StepBatch
+    from ...batch import StepBatch
 
 Forward = Callable[[torch.Tensor, StepLayout], torch.Tensor]
 """(token ids int64 [rows], layout on the device) -> logits float32 [rows, vocab]."""

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 import torch
 
-from ....shared.errors import ModelLoadError
-from .calibration import Calibration
-from .calibration_files import find_calibration
-from .families import kv_shape
+from .....shared.errors import ModelLoadError
+from ..families import kv_shape
+from ..quantize import INT8_WEIGHTS, Weights
+from .files import find_calibration
 from .folding import Scales, make_folds, normed_heads
-from .quantize import INT8_WEIGHTS, Weights
+from .result import Calibration
 from .smoothing import scales_from_weights
 from .tuning import Tuning, linear_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from ..kv.store import KVKind
-    from .families import Family
+    from ...kv.store import KVKind
+    from ..families import Family
 
 CalibrationChoice = Calibration | Literal["auto"] | None
 """A calibration; "auto" looks for the model's own; None uses none."""

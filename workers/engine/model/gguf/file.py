@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....shared.errors import ModelLoadError
+from .....shared.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor

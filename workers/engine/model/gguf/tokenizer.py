@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ....shared.errors import ModelLoadError
-from .gguf_file import GgufFile
+from .....shared.errors import ModelLoadError
+from .file import GgufFile
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

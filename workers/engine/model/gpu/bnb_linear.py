@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ....shared.errors import ModelLoadError
+from .....shared.errors import ModelLoadError
 from .device_linear import DeviceLinear, Place, checked_columns
 
 

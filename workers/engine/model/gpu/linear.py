@@ -10,9 +10,9 @@ from functools import partial
 import structlog
 import torch
 
-from ....shared.errors import EngineError
-from ..kernels.triton.linear import int8_matmul as triton_matmul
-from ..kernels.triton.ops import Int8Matmul, TritonOps
+from .....shared.errors import EngineError
+from ...kernels.triton.linear import int8_matmul as triton_matmul
+from ...kernels.triton.ops import Int8Matmul, TritonOps
 
 _log = structlog.get_logger("tokenmill.gpu")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from .checkpoint import iterate
+from ..checkpoint import iterate
 from .folding import normed_heads
 
 if TYPE_CHECKING:

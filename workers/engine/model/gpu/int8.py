@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import torch
 
-from ..kernels.layout import PackedWeight
-from ..kernels.protocol import OpsProtocol
-from ..kernels.reference import quantize_channels
-from ..kernels.triton.linear import rescale
-from ..kernels.triton.ops import Int8Matmul
-from ..kernels.triton.quantize import quantize_rows
+from ...kernels.layout import PackedWeight
+from ...kernels.protocol import OpsProtocol
+from ...kernels.reference import quantize_channels
+from ...kernels.triton.linear import rescale
+from ...kernels.triton.ops import Int8Matmul
+from ...kernels.triton.quantize import quantize_rows
 from .device_linear import DeviceLinear, Place, checked_columns
 
 

@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ....shared.errors import ModelLoadError
-from .assembly import Wish, read_model
-from .calibration import Calibration, Facts, LayerLoss
-from .calibration_search import (
+from .....shared.errors import ModelLoadError
+from ..assembly import Wish, read_model
+from ..device import choose_target
+from ..families import family_of
+from ..lean_import import import_transformers
+from .fingerprint import weights_fingerprint
+from .folding import normed_heads
+from .result import Calibration, Facts, LayerLoss
+from .search import (
     head_scale,
     input_scale,
     most_sensitive,
     rounding_loss,
 )
-from .calibration_statistics import (
+from .statistics import (
     HeadStatistics,
     LinearStatistics,
     Statistics,
     token_batches,
 )
-from .device import choose_target
-from .families import family_of
-from .fingerprint import weights_fingerprint
-from .folding import normed_heads
-from .lean_import import import_transformers
 from .tuning import module_name
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from .cache import Progress
+    from ..cache import Progress
 
 SAMPLES: Final = 512
 LENGTH: Final = 32

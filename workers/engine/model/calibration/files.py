@@ -12,14 +12,14 @@ import msgspec
 import structlog
 import torch
 
-from ....shared.errors import ModelLoadError
-from .cache import cache_directory
-from .calibration import FORMAT, Calibration, Facts
+from .....shared.errors import ModelLoadError
+from ..cache import cache_directory
 from .fingerprint import weights_fingerprint
+from .result import FORMAT, Calibration, Facts
 
 FILE_NAME: Final = "tokenmill-calibration.safetensors"
 """Beside a checkpoint."""
-SHIPPED: Final = Path(__file__).parent / "calibrations"
+SHIPPED: Final = Path(__file__).parent / "shipped"
 """Calibrations that come with the project, by fingerprint."""
 _METADATA_KEY: Final = "tokenmill"
 log = structlog.get_logger("tokenmill.model")
@@ -77,7 +77,7 @@ def _described(file: Path, beside: Path) -> str:
 
 def cache_folder() -> Path:
     """Returns the folder of calibrations made here (may not exist yet)."""
-    return cache_directory().parent / "calibrations"
+    return cache_directory().parent / "shipped"
 
 
 def read_calibration(file: Path) -> Calibration:

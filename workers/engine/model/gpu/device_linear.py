@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ....shared.errors import EngineError
-from .quantize import EmptyLinear
+from .....shared.errors import EngineError
+from ..quantize import EmptyLinear
 
 
 @dataclass(frozen=True, slots=True)

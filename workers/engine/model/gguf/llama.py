@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ....shared.errors import ModelLoadError
-from .gguf_file import GgufFile, shape_of
+from .....shared.errors import ModelLoadError
+from .file import GgufFile, shape_of
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -8,12 +8,12 @@ import msgspec
 import structlog
 import torch
 
+from ..rope import LENGTH_DEPENDENT, rope_type
 from .graphs import Buckets, DecodeGraphs, DecodeInputs, PlaceLayout, Recorder
-from .rope import LENGTH_DEPENDENT, rope_type
 
 if TYPE_CHECKING:
-    from .assembly import Checkpoint
-    from .runner import TransformersRunner
+    from ..assembly import Checkpoint
+    from ..runner import TransformersRunner
 
 log = structlog.get_logger("tokenmill.gpu")
 
@@ -52,7 +52,7 @@ def decode_graphs(
 
 
 def _static_layout() -> PlaceLayout:
-    from ..kernels.triton.layout import static_layout
+    from ...kernels.triton.layout import static_layout
 
     return static_layout
 
@@ -102,8 +102,8 @@ def _prepare_products(checkpoint: Checkpoint, wish: GraphWish) -> None:
     """Measures the integer product of every shape that will occur."""
     if checkpoint.wish.weights != "int8-a8":
         return
-    from .gpu_int8 import DeviceInt8Linear
-    from .gpu_linear import MeasuredMatmul
+    from .int8 import DeviceInt8Linear
+    from .linear import MeasuredMatmul
 
     for module in checkpoint.model.modules():
         if not isinstance(module, DeviceInt8Linear):

@@ -90,7 +90,7 @@ def calibration_facts(path: Path) -> dict[str, Any]:
         Plain values: source, text, samples, estimated losses in percent and the
         sensitive layers.
     """
-    from .calibration_files import find_calibration
+    from .files import find_calibration
 
     found = find_calibration(path)
     if found.calibration is None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ....shared.errors import ModelLoadError
+from .....shared.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SHIPPED_TEXT: Final = Path(__file__).parent / "calibrations" / "text.jsonl"
+SHIPPED_TEXT: Final = Path(__file__).parent / "shipped" / "text.jsonl"
 """Passages of Python Enhancement Proposals; see the README beside them."""
 SHIPPED_NAME: Final = "passages of Python Enhancement Proposals"
 MOST_UNSEEN: Final = 0.08

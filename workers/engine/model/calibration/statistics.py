@@ -24,7 +24,7 @@ from .tuning import linear_key
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from .cache import Progress
+    from ..cache import Progress
 
 _KEPT_TOKENS: Final = 2048
 """Tokens whose keys and values are kept to choose their scales."""

@@ -13,11 +13,11 @@ import structlog
 import torch
 from torch import nn
 
-from ....shared.errors import ModelLoadError
-from .placing import is_linear
+from .....shared.errors import ModelLoadError
+from ..placing import is_linear
 
 if TYPE_CHECKING:
-    from .quantize import Weights
+    from ..quantize import Weights
 
 log = structlog.get_logger("tokenmill.model")
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..kernels.reference import quantize_channels
+from ...kernels.reference import quantize_channels
 
 if TYPE_CHECKING:
-    from .calibration_statistics import HeadStatistics
+    from .statistics import HeadStatistics
 
 STEPS: Final = 60
 RATE: Final = 0.05
