@@ -1,0 +1,1 @@
+"""Calibration: what is measured, how it is kept, and how it changes the weights."""

@@ -1,0 +1,1 @@
+"""What only a GPU needs: linear layers, decode graphs, layers in host memory."""
