@@ -164,8 +164,9 @@ def test_logits_with_planes_and_bias_do_not_depend_on_batch_or_chunk(
 def test_fused_and_unfused_layers_agree_with_planes(tmp_path: Path) -> None:
     path = save_tiny_model("llama", tmp_path)
     calibration = random_calibration(path, "model.layers.0.self_attn.qkv_proj")
-    fused = logits(path, calibration=calibration)
-    modules = logits(path, calibration=calibration, fused=False)
+    # A float store: next to a tie, both round the same key to different INT8 values.
+    fused = logits(path, kv="float32", calibration=calibration)
+    modules = logits(path, kv="float32", calibration=calibration, fused=False)
     torch.testing.assert_close(fused, modules, atol=2e-4, rtol=1e-4)
 
 

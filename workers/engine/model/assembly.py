@@ -12,6 +12,7 @@ from .attention import IMPLEMENTATION, StepState, attach, register
 from .calibration.tuning import Tuning
 from .checkpoint import CheckpointReader
 from .device import Target, place_buffers
+from .embedding import halve_embedding
 from .families import Family
 from .gpu.device_slots import device_maker
 from .gpu.offload import Homes, module_bytes, resident_layers
@@ -19,6 +20,7 @@ from .gpu.offload import attach as attach_offload
 from .placing import Groups, Maker, Placed, is_linear, place_linears
 from .quantize import EmptyLinear, Weights
 from .rope import LENGTH_DEPENDENT, PackedRotary, rope_type
+from .sizes import precision_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,6 +104,8 @@ def read_model(
     reader.read(path, progress)
     if config.tie_word_embeddings and not placed:
         model.tie_weights()
+    if precision_of(wish.weights) in ("int8", "nf4"):
+        halve_embedding(model)
     place_buffers(model, homes)
     attach_offload(layers_of(model, family), homes, wish.target.device)
     return Checkpoint(path, family, config, wish, model, homes, bool(groups))

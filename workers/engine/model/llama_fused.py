@@ -224,7 +224,7 @@ class FusedLlamaDecoder:
         count_rows: Callable[[int], None],
     ) -> None:
         base = model.base_model
-        self._embedding: torch.Tensor = base.embed_tokens.weight
+        self._embed: nn.Module = base.embed_tokens
         self._rotary: nn.Module = base.rotary_emb
         self._norm: torch.Tensor = base.norm.weight
         self._epsilon = float(model.config.rms_norm_eps)
@@ -245,9 +245,9 @@ class FusedLlamaDecoder:
             positions: int64 [tokens], each in its own sequence.
 
         Returns:
-            [tokens, hidden] in the embedding's type, after the last norm.
+            [tokens, hidden] in the activations' type, after the last norm.
         """
-        x = nn.functional.embedding(token_ids, self._embedding)
+        x = self._embed(token_ids)
         cos, sin = self._rotary(x, positions[None])
         cos, sin = cos[0].contiguous(), sin[0].clone()
         sin[:, : sin.shape[-1] // 2].neg_()

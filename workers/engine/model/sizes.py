@@ -18,7 +18,8 @@ PRECISIONS: Final = ("float32", "bfloat16", "float16", "int8", "nf4")
 NF4_BITS: Final = 4.127
 """64 values share an 8-bit scale, 256 of those a float: double quantization."""
 _SCALE_BYTES: Final = 4
-_EMBEDDINGS: Final = ("embed_tokens", "word_embeddings", "wte", "wpe")
+_INPUT_EMBEDDINGS: Final = ("embed_tokens", "word_embeddings", "wte")
+_EMBEDDINGS: Final = (*_INPUT_EMBEDDINGS, "wpe")
 _VIEWED: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -40,6 +41,8 @@ class Parameters(msgspec.Struct, frozen=True):
     linear_rows: int = 0
     """Output channels of linear layers, each with a scale of its own in INT8."""
     head_rows: int = 0
+    embedding: int = 0
+    """Of `other`, the input embedding: beside quantized layers it is float16."""
 
     @property
     def total(self) -> int:
@@ -69,7 +72,7 @@ def count_parameters(
         tensors: From `read_headers`.
         config: Of the same checkpoint.
     """
-    linear = other = head = rows = 0
+    linear = other = head = rows = embedding = 0
     transposed = config.model_type == "gpt2"  # its linear layers are [in, out]
     for name, tensor in tensors.items():
         if name.endswith(NOT_WEIGHTS):
@@ -81,6 +84,8 @@ def count_parameters(
             rows += tensor.shape[1 if transposed else 0]
         else:
             other += tensor.size
+            if any(part in name for part in _INPUT_EMBEDDINGS):
+                embedding += tensor.size
     vocabulary = int(config.vocab_size)
     return Parameters(
         linear=linear,
@@ -89,6 +94,7 @@ def count_parameters(
         tied=head == 0,
         linear_rows=rows,
         head_rows=vocabulary,
+        embedding=embedding,
     )
 
 
@@ -96,7 +102,7 @@ def weight_bytes(counts: Parameters, precision: str) -> PartBytes:
     """Returns the bytes of weights in memory.
 
     A tied head takes none in a float precision. Quantized, it is a copy of its own,
-    since the embedding stays a float.
+    since the embedding stays a float, of 16 bits.
 
     Args:
         counts: Of the checkpoint.
@@ -113,7 +119,7 @@ def weight_bytes(counts: Parameters, precision: str) -> PartBytes:
     else:
         linear = counts.linear + _SCALE_BYTES * counts.linear_rows
         head = counts.head + _SCALE_BYTES * counts.head_rows
-    return PartBytes(linear, head, 4 * counts.other)
+    return PartBytes(linear, head, 4 * counts.other - 2 * counts.embedding)
 
 
 def mapped_bytes(tensors: Mapping[str, StoredTensor], precision: str) -> int:
