@@ -167,7 +167,9 @@ def test_fused_and_unfused_layers_agree_with_planes(tmp_path: Path) -> None:
     # A float store: next to a tie, both round the same key to different INT8 values.
     fused = logits(path, kv="float32", calibration=calibration)
     modules = logits(path, kv="float32", calibration=calibration, fused=False)
-    torch.testing.assert_close(fused, modules, atol=2e-4, rtol=1e-4)
+    # Norms differ in the last bit, which moves some INT16 activations by one step; a
+    # plane that one of them lacks would be a hundred times that.
+    assert error(fused, modules) < 2e-3
 
 
 def test_a_calibration_of_another_shape_is_refused(tmp_path: Path) -> None:
