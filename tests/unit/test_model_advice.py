@@ -55,7 +55,7 @@ def named(advice: Advice) -> tuple[str, str, bool] | None:
         (80, 25, ("float16", "int8", False)),  # 13 + 4 GB: 28 ms
         (80, 20, ("int8", "float32", False)),  # 13 + 1 GB: 23 ms
         (80, 15, ("int8", "int8", False)),
-        (80, 12.6, ("nf4", "int8", False)),  # INT4 keys cost more than NF4 weights
+        (80, 12.6, ("nf4", "float32", False)),  # INT4 keys cost more than NF4 weights
         (80, 7, ("nf4", "int8", False)),
         (24, None, ("float16", "float32", False)),
         (12, None, ("int8", "int8", False)),
