@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +165,23 @@ def test_shipped_calibrations_are_small_and_of_512_samples() -> None:
         assert facts.samples == 512
         assert 0 < facts.loss_percent < facts.plain_loss_percent / 2
         assert 1 <= len(facts.sensitive) <= 6
+
+
+def test_every_process_names_a_calibration_alike(tmp_path: Path) -> None:
+    code = (
+        "from tokenmill.workers.engine.model.calibration.files import "
+        "SHIPPED, read_calibration\n"
+        "path, = SHIPPED.glob('*.safetensors')\n"
+        "print(read_calibration(path).digest)"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1, "a restarted worker could not go on with its jobs"

@@ -82,8 +82,9 @@ class Engine:
         """Runs one step and returns what came out of it.
 
         Raises:
-            Exception: Whatever the model raised, running out of memory apart. The
-                engine is as before the step: step again, or `abort_all`.
+            Exception: Whatever the model raised for every slice of the step, running
+                out of memory apart. The engine is as before the step: step again, or
+                `abort_all`.
         """
         plan = self._plan()
         outcomes = self._run(plan)
@@ -102,20 +103,21 @@ class Engine:
         if not plan:
             return []
         started = self._clock()
-        ran, logits = self._limit.run(plan)
-        if isinstance(logits, EngineError):
-            return [(ran[0].sequence, logits)]
-        sampling = [part.sequence for part in ran if part.samples]
-        sampled = sample(logits, [sequence.row for sequence in sampling])
-        self._roster.settle(ran)
-        tokens = num_tokens(ran)
+        ran = self._limit.run(plan)
+        failed: list[Outcome] = list(ran.failed)
+        if ran.logits is None:
+            return failed
+        sampling = [part.sequence for part in ran.plan if part.samples]
+        sampled = sample(ran.logits, [sequence.row for sequence in sampling])
+        self._roster.settle(ran.plan)
+        tokens = num_tokens(ran.plan)
         self._steps += 1
         self._scheduled_tokens += tokens
-        if ran is plan:  # else the time of the attempts that failed is in it
+        if ran.plan is plan:  # else the time of attempts that failed is in it
             milliseconds = (self._clock() - started) * 1e3
             self._fit.observe(tokens, milliseconds)
-            self._pace.observe(ran, milliseconds)
-        return list(zip(sampling, sampled, strict=True))
+            self._pace.observe(plan, milliseconds)
+        return failed + list(zip(sampling, sampled, strict=True))
 
     def _deliver(self, outcomes: Iterable[Outcome]) -> StepOutput:
         finished: list[Finished] = []

@@ -1,12 +1,13 @@
-"""What goes wrong in a step: memory runs out, or one output cannot be processed."""
+"""What goes wrong in a step: memory runs out, the model raises, an output breaks."""
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from ...shared.errors import EngineError
 from .batch import ModelRunner
-from .planner import Plan, cut, halve, left_first, num_tokens, pack
+from .planner import Plan, PlannedSlice, cut, halve, left_first, num_tokens, pack
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -38,6 +39,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+class Ran(msgspec.Struct, frozen=True):
+    """What came of a plan."""
+
+    plan: Plan
+    """What ran; what is missing of the plan is left for the next step."""
+    logits: "torch.Tensor | None"
+    """Of `plan`; None when nothing ran."""
+    failed: tuple[tuple[Sequence, EngineError], ...] = ()
+    """Sequences whose requests end, each by a fault of its own."""
+
+
 class StepLimit:
     """How many tokens a step may have: no limit until memory runs out.
 
@@ -56,6 +68,10 @@ class StepLimit:
         self._largest = 0
         self._left: list[Sequence] = []
         """Left out of the last step: in front of the next."""
+        self._accused: set[Sequence] = set()
+        """Were in steps for which the model raised, and have not run since."""
+        self._acquitted = False
+        """Whether others of those steps have run since."""
         self.halvings = 0
         """Times memory ran out."""
 
@@ -75,31 +91,64 @@ class StepLimit:
     def _leave_out(self, parts: Plan) -> None:
         self._left = [*(part.sequence for part in parts), *self._left]
 
-    def run(self, plan: Plan) -> "tuple[Plan, torch.Tensor | EngineError]":
-        """Runs a plan; when memory runs out, its first half, and so on.
+    def run(self, plan: Plan) -> Ran:
+        """Runs a plan, or what of it can run.
+
+        When memory runs out, its first half is tried, and so on. When the model raises
+        anything else, halves find the slice that makes it raise: its request ends if
+        others run without it.
 
         Args:
             plan: At least one slice.
 
-        Returns:
-            The part that ran, and its logits; or the one token that does not fit even
-            alone, and the error for its request.
+        Raises:
+            Exception: Whatever the model raised, if it raises for every slice: then it
+                is not a request that is at fault.
         """
         whole = plan
+        suspects: list[tuple[PlannedSlice, Exception]] = []
         while True:
             try:
                 logits = self._runner.run(pack(plan))
             except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._ran_out(plan, error)
-                tokens = num_tokens(plan)
-                if tokens == 1:
-                    return plan, _too_large(plan, error)
-                plan = halve(plan)
+                if is_out_of_memory(error):
+                    self._ran_out(plan, error)
+                    if num_tokens(plan) == 1:
+                        return Ran((), None, (_too_large(plan[0], error),))
+                    plan = halve(plan)
+                elif len(plan) > 1:
+                    plan = self._narrowed(plan)
+                else:
+                    suspects.append((plan[0], error))
+                    plan = _without(whole, suspects)
+                    if not plan:
+                        if not self._is_guilty(suspects):
+                            raise
+                        return Ran((), None, self._convict(suspects))
             else:
-                self._ran(whole, plan)
-                return plan, logits
+                self._ran(_without(whole, suspects), plan)
+                return Ran(plan, logits, self._convict(suspects))
+
+    def _narrowed(self, plan: Plan) -> Plan:
+        """Returns the part of a plan to try after the whole made the model raise."""
+        known = tuple(part for part in plan if part.sequence in self._accused)
+        if 0 < len(known) < len(plan):
+            return known
+        if not self._accused:
+            self._acquitted = False
+        self._accused.update(part.sequence for part in plan)
+        return halve(plan)
+
+    def _is_guilty(self, suspects: "list[tuple[PlannedSlice, Exception]]") -> bool:
+        """Whether the last ones of a step that raised are those that made it raise."""
+        accused = all(part.sequence in self._accused for part, _ in suspects)
+        return accused and self._acquitted
+
+    def _convict(
+        self, suspects: "list[tuple[PlannedSlice, Exception]]"
+    ) -> tuple[tuple[Sequence, EngineError], ...]:
+        self._accused.difference_update(part.sequence for part, _ in suspects)
+        return tuple(map(_convicted, suspects))
 
     def _ran_out(self, plan: Plan, error: Exception) -> None:
         self.halvings += 1
@@ -114,11 +163,16 @@ class StepLimit:
             release()
 
     def _ran(self, whole: Plan, ran: Plan) -> None:
+        came = {part.sequence for part in ran}
+        self._leave_out(tuple(part for part in whole if part.sequence not in came))
+        if self._accused:
+            acquitted = self._accused & came
+            self._accused -= acquitted
+            self._acquitted = self._acquitted or bool(acquitted)
         if self._tokens is None:
             return
-        self._leave_out(whole[len(ran) :])
         tokens = num_tokens(ran)
-        if ran is not whole:
+        if len(ran) < len(whole) or tokens < num_tokens(whole):
             self._tokens = tokens
         elif tokens >= self._tokens:
             self._tokens += max(1, self._tokens // 16)
@@ -127,8 +181,31 @@ class StepLimit:
                 self._tokens, self._largest = None, 0
 
 
-def _too_large(plan: Plan, error: Exception) -> EngineError:
-    return EngineError(
-        f"a step of 1 token with a context of {plan[0].end} tokens ran out of memory, "
+def _too_large(part: PlannedSlice, error: Exception) -> tuple[Sequence, EngineError]:
+    """Ends the request whose single token does not fit."""
+    return part.sequence, EngineError(
+        f"a step of 1 token with a context of {part.end} tokens ran out of memory, "
         f"alone: {error}; give the worker more memory or a smaller KV pool"
+    )
+
+
+def _without(plan: Plan, suspects: "list[tuple[PlannedSlice, Exception]]") -> Plan:
+    """Returns a plan without the slices that made the model raise by themselves."""
+    if not suspects:
+        return plan
+    alone = [suspect for suspect, _ in suspects]
+    return tuple(part for part in plan if part not in alone)
+
+
+def _convicted(
+    suspect: "tuple[PlannedSlice, Exception]",
+) -> tuple[Sequence, EngineError]:
+    """Logs, with its traceback, what a request did to the model; ends the request."""
+    part, error = suspect
+    sequence = part.sequence
+    _log.error(
+        "request_made_model_raise", request_id=sequence.request.id, exc_info=error
+    )
+    return sequence, EngineError(
+        f"the model raised for this request and not for others: {error!r}"
     )

@@ -68,7 +68,8 @@ class Calibration:
     @cached_property
     def digest(self) -> str:
         """Names the content; part of the weights' version, as it changes tokens."""
-        digest = hashlib.sha256(repr(self.sensitive_names).encode())
+        # Sorted: the order of a set of names differs from process to process.
+        digest = hashlib.sha256(repr(sorted(self.sensitive_names)).encode())
         for name in sorted(self.tensors):
             digest.update(name.encode())
             digest.update(self.tensors[name].contiguous().numpy().tobytes())
