@@ -100,6 +100,7 @@ def test_it_is_kept_beside_or_else_in_the_cache(
 
     monkeypatch.setattr(files, "write_calibration", refuse_beside)
     assert files.save_for(made, model).parent == files.cache_folder()
+    assert files.cache_folder().name == "calibrations"
 
 
 def test_other_weights_pass_over_a_calibration(model: Path) -> None:

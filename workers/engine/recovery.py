@@ -76,7 +76,13 @@ class StepLimit:
         """Times memory ran out."""
 
     def order(self, running: list[Sequence]) -> list[Sequence]:
-        """Returns running sequences with those first that the last step left out."""
+        """Returns running sequences with those first that the last step left out.
+
+        Who is gone is neither accused nor proof of others' guilt any more.
+        """
+        if self._accused:
+            self._accused.intersection_update(running)
+            self._acquitted = self._acquitted and bool(self._accused)
         return left_first(running, self._left) if self._left else running
 
     def apply(self, plan: Plan) -> Plan:
@@ -108,26 +114,31 @@ class StepLimit:
         whole = plan
         suspects: list[tuple[PlannedSlice, Exception]] = []
         while True:
-            try:
-                logits = self._runner.run(pack(plan))
-            except Exception as error:
-                if is_out_of_memory(error):
-                    self._ran_out(plan, error)
-                    if num_tokens(plan) == 1:
-                        return Ran((), None, (_too_large(plan[0], error),))
-                    plan = halve(plan)
-                elif len(plan) > 1:
-                    plan = self._narrowed(plan)
-                else:
-                    suspects.append((plan[0], error))
-                    plan = _without(whole, suspects)
-                    if not plan:
-                        if not self._is_guilty(suspects):
-                            raise
-                        return Ran((), None, self._convict(suspects))
-            else:
+            result = self._attempt(plan)
+            if not isinstance(result, Exception):
                 self._ran(_without(whole, suspects), plan)
-                return Ran(plan, logits, self._convict(suspects))
+                return Ran(plan, result, self._convict(suspects))
+            if is_out_of_memory(result):
+                self._ran_out(plan, result)
+                if num_tokens(plan) == 1:
+                    return Ran((), None, (_too_large(plan[0], result),))
+                plan = halve(plan)
+            elif len(plan) > 1:
+                plan = self._narrowed(plan)
+            else:
+                suspects.append((plan[0], result))
+                plan = _without(whole, suspects)
+                if not plan and not self._is_guilty(suspects):
+                    raise result
+                if not plan:
+                    return Ran((), None, self._convict(suspects))
+
+    def _attempt(self, plan: Plan) -> "torch.Tensor | Exception":
+        """Returns the logits of a plan, or what the model raised."""
+        try:
+            return self._runner.run(pack(plan))
+        except Exception as error:  # noqa: BLE001 - `run` decides what becomes of it
+            return error
 
     def _narrowed(self, plan: Plan) -> Plan:
         """Returns the part of a plan to try after the whole made the model raise."""
@@ -158,6 +169,8 @@ class StepLimit:
         )
         self._largest = max(self._largest, tokens)
         self._tokens = max(1, tokens // 2)
+        # Its frames hold the failed step's tensors, which could not be given back.
+        error.__traceback__ = None
         release = getattr(self._runner, "release_caches", None)
         if release is not None:
             release()

@@ -77,7 +77,7 @@ def _described(file: Path, beside: Path) -> str:
 
 def cache_folder() -> Path:
     """Returns the folder of calibrations made here (may not exist yet)."""
-    return cache_directory().parent / "shipped"
+    return cache_directory().parent / "calibrations"
 
 
 def read_calibration(file: Path) -> Calibration:
