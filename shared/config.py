@@ -114,7 +114,8 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
         "int8", "float32", "bfloat16", "float16", "nf4", "int8-a8", "int8-bnb"
     ] = "int8"
     """int8-a8 has 8-bit activations as well and needs a GPU; int8-bnb is bitsandbytes'
-    own INT8 layer."""
+    own INT8 layer. Both keep outlier columns in the attention's products and the head
+    alone, as far as calibration knows them."""
     outlier_threshold: float = 0.0
     """With weights int8-bnb, bitsandbytes' dynamic threshold for outlier columns; above
     0 a job's tokens depend on what else is in its batch."""

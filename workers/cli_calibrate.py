@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from ..shared.cli_support import handle_errors
+from .engine.model.calibration.text import LENGTH, SAMPLES
 
 if TYPE_CHECKING:
     from .engine.model.calibration.result import Calibration
@@ -36,8 +37,8 @@ def calibrate_model(
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Tell the coverage and leave.")
     ] = False,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of text.")] = 512,
-    length: Annotated[int, typer.Option(min=8, help="Tokens a sample.")] = 32,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of text.")] = SAMPLES,
+    length: Annotated[int, typer.Option(min=8, help="Tokens a sample.")] = LENGTH,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="File; else where workers look.")

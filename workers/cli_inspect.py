@@ -1,7 +1,7 @@
 """The command `tokenmill inspect`: a model's budget, and advice on its precision."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Final, get_args
 
 import msgspec
 import typer
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from ..shared.config import Config, ModelConfig
     from .engine.model.inspection import Question
 
+NOTHING_FITS: Final = 1
+"""Exit code where advice was asked and there is none."""
 
 _Model = Annotated[
     str, typer.Argument(help="Directory, .gguf file, hub id or built-in name.")
@@ -83,15 +85,18 @@ def inspect_model(
             bandwidth=bandwidth_gb_s and bandwidth_gb_s * 1e9,
             step_ms=step_ms,
             running=running or settings.worker.max_running,
+            threads=settings.worker.threads,
         )
         advice = advise_for(facts, question, wish)
         facts["advice"] = msgspec.to_builtins(advice)
     if as_json:
         print(msgspec.json.encode(facts).decode())
-        return
-    from .inspect_view import show
+    else:
+        from .inspect_view import show
 
-    show(facts, advice)
+        show(facts, advice)
+    if advice is not None and advice.chosen is None:
+        raise typer.Exit(NOTHING_FITS)
 
 
 def _model_of(settings: "Config", wanted: str) -> "ModelConfig":

@@ -1,8 +1,7 @@
-"""What this host computes with: CPU features, a CUDA device, memory bandwidth."""
+"""What this host computes with: CPU features and a CUDA device."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -25,8 +24,6 @@ _FEATURES: Final[Mapping[str, str]] = {
 INT8_FEATURES: Final = frozenset({"avxvnni", "avx512vnni", "dotprod", "i8mm"})
 """Each multiplies and adds INT8 in one instruction."""
 BF16_FEATURES: Final = frozenset({"avx512bf16", "amxbf16", "bf16"})
-_PROBE_VALUES: Final = 32 * 1024 * 1024
-_PROBE_ROUNDS: Final = 5
 
 
 class Cuda(msgspec.Struct, frozen=True):
@@ -68,22 +65,6 @@ def cuda() -> Cuda:
     more = f", one of {count}" if count > 1 else ""
     gib = found.total_memory / 1024**3
     return Cuda(usable=True, text=f"{found.name}, {gib:.0f} GiB{more}")
-
-
-def host_bandwidth() -> float:
-    """Measures how fast this host reads memory: bytes a second, in under a second."""
-    import torch
-
-    values = torch.ones(_PROBE_VALUES, dtype=torch.float32)
-    best = min(_timed(values.sum) for _ in range(_PROBE_ROUNDS))
-    return values.nbytes / best
-
-
-def _timed(work: object) -> float:
-    assert callable(work)
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def unfit_precisions(device: str) -> dict[str, str]:

@@ -11,7 +11,8 @@ import psutil
 from ..shared.errors import ConfigError
 from .engine.model.advice import Advice, Model, Situation, advise
 from .engine.model.sizes import precision_of
-from .host import host_bandwidth, unfit_precisions
+from .host import unfit_precisions
+from .host_speed import compute_rates, host_bandwidth
 
 if TYPE_CHECKING:
     from .engine.model.inspection import Question
@@ -29,6 +30,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float | None
     """A decode step of all running sequences, as measured."""
     running: int
+    threads: int | None = None
+    """Of a worker on this host; None is one a core."""
 
 
 def advise_for(facts: Mapping[str, Any], question: Question, wish: Wish) -> Advice:
@@ -48,11 +51,16 @@ def advise_for(facts: Mapping[str, Any], question: Question, wish: Wish) -> Advi
         kv_bytes_per_token={
             kind: pool["bytes_per_token"] for kind, pool in facts["kv"].items()
         },
+        products_per_token=facts["products_per_token"],
     )
     is_host = question.device == "cpu"
+    unfit = unfit_precisions(question.device)
+    measures = is_host and wish.step_ms is None
+    fit = [name for name in model.weights_bytes if name not in unfit]
     situation = Situation(
         memory_bytes=facts["memory"]["free_bytes"],
         bandwidth=wish.bandwidth or _bandwidth(question.device),
+        compute=compute_rates(fit, wish.running, wish.threads) if measures else {},
         slo_ms=wish.slo_ms,
         running=wish.running,
         tokens=question.typical_tokens,
@@ -61,7 +69,7 @@ def advise_for(facts: Mapping[str, Any], question: Question, wish: Wish) -> Advi
         measured_kv=question.kv,
         host_bytes=0 if is_host else int(psutil.virtual_memory().available),
         transfer_bandwidth=0.0 if is_host else _TRANSFER,
-        unfit=unfit_precisions(question.device),
+        unfit=unfit,
         unseen_words_share=facts["calibration"].get("unseen_words_share"),
     )
     return advise(model, situation)

@@ -77,8 +77,6 @@ def _model_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "layers", f"{facts['layers']}, each with {heads}"
     yield "vocabulary", f"{facts['vocabulary']:,} tokens"
     yield "context", f"{facts['max_context']:,} tokens"
-    if facts["missing_files"]:
-        yield "missing", ", ".join(facts["missing_files"])
     yield from _calibration_lines(facts["calibration"])
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from .extras import model_stack
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .engine.detokenizer import TokenTable
     from .engine.model.runner import TransformersRunner
 
 REAL: Final = "model"
@@ -40,8 +41,8 @@ class Loaded(msgspec.Struct, frozen=True):
     block_size: int
     batch_tokens: int
     load_s: float
-    device: str = "cpu"
-    """Where it runs, for the ready line."""
+    device: str = "none"
+    """Where it runs, "cuda:0" for example, for the ready line."""
     kernels: str = "none"
     """What computes; workers of one pool should have the same."""
 
@@ -96,7 +97,6 @@ def _load_echo(
         block_size=worker.block_size,
         batch_tokens=_ECHO_BATCH_TOKENS,
         load_s=time.monotonic() - began,
-        device="none",
     )
 
 
@@ -114,12 +114,10 @@ def _load_model(
     fingerprint, bundle, has_template = _tokenizer(path)
     if on_tokenizer is not None:
         on_tokenizer(fingerprint, bundle)
-    from .engine.detokenizer import TokenTable
-
     with ThreadPoolExecutor(1) as beside:
         # Its parsing is native code, which runs while the weights are read.
-        table = beside.submit(TokenTable.from_directory, path)
-        runner = _load_runner(path, model, worker, progress)
+        table = beside.submit(_read_table, path)
+        runner = _load_runner(path, model, worker, _unless_failed(table, progress))
         tokens = table.result()
     from .engine.engine import Engine
 
@@ -147,8 +145,28 @@ def _load_model(
         block_size=runner.block_size,
         batch_tokens=worker.batch_tokens,
         load_s=time.monotonic() - began,
+        device=runner.target.name,
         kernels=runner.target.ops.backend_report()["backend"],
     )
+
+
+def _read_table(path: "Path") -> "TokenTable":
+    from .engine.detokenizer import TokenTable
+    from .engine.model.vocabulary import read_tokenizer
+
+    return TokenTable.from_tokenizer(read_tokenizer(path))
+
+
+def _unless_failed(table: "Future[TokenTable]", progress: Progress | None) -> Progress:
+    """Returns a progress that ends the load of weights when the tokenizer is bad."""
+
+    def report(stage: str, fraction: float) -> None:
+        if table.done():
+            table.result()
+        if progress is not None:
+            progress(stage, fraction)
+
+    return report
 
 
 def _load_runner(

@@ -22,6 +22,9 @@ RENEW_BATCH: Final = 512
 """Leases renewed in one call."""
 HEARTBEATS_PER_LEASE: Final = 3
 """Two may be lost or late before a lease ends."""
+_SETTLING_S: Final = 0.5
+"""By then the engine has counted that its last request is gone. It also bounds the
+beats of a worker whose jobs come one by one."""
 
 
 def counters(room: Capacity) -> EngineCounters:
@@ -161,7 +164,23 @@ class Registration:
             else:
                 self._outage.recovered()
                 backoff.reset()
-                await asyncio.sleep(interval_s)
+                await self._until_next(interval_s)
+
+    async def _until_next(self, interval_s: float) -> None:
+        """Waits for the next beat, which comes early when the last job has left.
+
+        Without it the counters of a busy moment would stand until the beat after.
+        """
+        idle = self._table.empty
+        if idle.is_set():
+            await asyncio.sleep(interval_s)
+            return
+        try:
+            async with asyncio.timeout(interval_s):
+                await idle.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(min(interval_s, _SETTLING_S))
 
     async def beat(self) -> None:
         """One sign of life: leases first, for they are what neighbours wait for."""

@@ -119,6 +119,7 @@ def _say_ready(loaded: Loaded) -> None:
         model=loaded.card.model,
         load_s=round(loaded.load_s, 2),
         weights_version=loaded.card.weights_version,
+        device=loaded.device,
         kernels=loaded.kernels,
         max_context=loaded.card.max_context,
     )

@@ -57,7 +57,9 @@ async def examine_shard(client: redis.asyncio.Redis, shard: str) -> list[Finding
     keys = Keys.of_shard(shard)
     groups = await Scripts(client, keys).groups()
     scheduler = await _scheduler_of(client, keys)
-    findings = [scheduler, *(engine_of(group) for group in groups)]
+    findings = [scheduler]
+    for group in groups:
+        findings += findings_of(group)
     if scheduler.severity == "info":
         still = await _standing_still(client, keys, groups)
         findings += [still] if still is not None else []
@@ -83,21 +85,27 @@ async def _scheduler_of(client: redis.asyncio.Redis, keys: Keys) -> Finding:
     )
 
 
-def engine_of(info: GroupInfo) -> Finding:
-    """Says what a worker's engine has counted, and warns of requests too many."""
+def findings_of(info: GroupInfo) -> list[Finding]:
+    """Says what a worker's engine has counted: load, steps and memory.
+
+    Args:
+        info: Of the worker's last heartbeat.
+    """
     counted = info.counters
     if counted is None:
-        return Finding("info", f"engine {info.group}", "says nothing of itself")
-    a, b = info.step_fit_ms
+        return [Finding("info", f"engine {info.group}", "says nothing of itself")]
+    return [_load(info, counted), _steps(info, counted), _memory(info, counted)]
+
+
+def _load(info: GroupInfo, counted: EngineCounters) -> Finding:
+    """Warns of requests that came without room."""
     text = (
         f"{counted.free_blocks} of {counted.pool_blocks or info.total_blocks} blocks "
         f"free, {counted.num_running} of {info.max_running} running, "
-        f"{counted.prefill_backlog} tokens to prefill, {counted.steps} steps of "
-        f"{counted.scheduled_tokens} tokens, a step takes {a:.3g} ms + {b:.3g} ms a "
-        f"token, {_memory(counted)}, {counted.overruns} overruns"
+        f"{counted.prefill_backlog} tokens to prefill, {counted.overruns} overruns"
     )
     if not counted.overruns:
-        return _short_of_memory(info, counted, text)
+        return Finding("info", f"engine {info.group}", text)
     return Finding(
         "warning",
         f"engine {info.group}",
@@ -107,27 +115,33 @@ def engine_of(info: GroupInfo) -> Finding:
     )
 
 
-def _short_of_memory(info: GroupInfo, counted: EngineCounters, text: str) -> Finding:
-    """Warns of an engine whose steps did not fit in memory."""
-    if not counted.out_of_memory:
-        return Finding("info", f"engine {info.group}", text)
-    return Finding(
-        "warning",
-        f"engine {info.group}",
-        text,
-        "lower worker.kv_memory_mb, worker.max_running or worker.prefill_chunk, or "
-        "free memory on its host; tokenmill inspect shows what is needed",
+def _steps(info: GroupInfo, counted: EngineCounters) -> Finding:
+    a, b = info.step_fit_ms
+    text = (
+        f"{counted.steps} steps of {counted.scheduled_tokens} tokens, a step takes "
+        f"{a:.3g} ms + {b:.3g} ms a token"
     )
+    return Finding("info", f"steps {info.group}", text)
 
 
-def _memory(counted: EngineCounters) -> str:
+def _memory(info: GroupInfo, counted: EngineCounters) -> Finding:
+    """Warns of an engine whose steps did not fit in memory."""
     unused = counted.allocated_tokens - counted.used_tokens
     hits = _percent(counted.prefix_tokens_hit, counted.prefix_tokens_asked)
-    return (
+    text = (
         f"{counted.cached_blocks} free blocks keep a prefix, {hits} of prompts came "
         f"from there, {_percent(unused, counted.allocated_tokens)} of KV in use is "
         f"waste, {counted.preemptions} preemptions, {counted.out_of_memory} steps "
         "halved for want of memory"
+    )
+    if not counted.out_of_memory:
+        return Finding("info", f"memory {info.group}", text)
+    return Finding(
+        "warning",
+        f"memory {info.group}",
+        text,
+        "lower worker.kv_memory_mb, worker.max_running or worker.prefill_chunk, or "
+        "free memory on its host; tokenmill inspect shows what is needed",
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from tokenmill.shared.keys import JobId, Keys, new_unique
 from tokenmill.shared.messages import JobRequest, encode
 from tokenmill.shared.pool import shard_checks
-from tokenmill.shared.pool.shard_checks import engine_of, examine_shard
+from tokenmill.shared.pool.shard_checks import examine_shard, findings_of
 from tokenmill.shared.script_types import EngineCounters, GroupInfo
 from tokenmill.shared.scripts import Limits, NewJob, Scripts
 
@@ -78,10 +78,11 @@ async def test_without_a_scheduler_that_is_the_fault(shard) -> None:
 
 
 async def test_an_engines_counters_are_shown(shard) -> None:
-    found = (await look(shard))["engine w-1"]
-    assert found.severity == "info"
-    assert "90 of 100 blocks free, 2 of 8 running" in found.message
-    assert "7 steps" in found.message
+    found = await look(shard)
+    assert found["engine w-1"].severity == "info"
+    assert "90 of 100 blocks free, 2 of 8 running" in found["engine w-1"].message
+    assert "7 steps" in found["steps w-1"].message
+    assert all(len(one.message) < 200 for one in found.values())
 
 
 def test_memory_is_shown_as_what_it_is_worth() -> None:
@@ -92,8 +93,9 @@ def test_memory_is_shown_as_what_it_is_worth() -> None:
         preemptions=3, out_of_memory=2,
     )  # fmt: skip
     overcommitted = msgspec.structs.replace(GROUP, total_blocks=150, counters=counted)
-    message = engine_of(overcommitted).message
-    assert "60 of 100 blocks free" in message
+    load, _steps, memory = findings_of(overcommitted)
+    message = memory.message
+    assert "60 of 100 blocks free" in load.message
     assert "20 free blocks keep a prefix, 80.0 % of prompts came from there" in message
     assert "1.2 % of KV in use is waste" in message
     assert "3 preemptions, 2 steps halved" in message
@@ -101,7 +103,7 @@ def test_memory_is_shown_as_what_it_is_worth() -> None:
 
 def test_overruns_are_a_warning_with_a_cure() -> None:
     overrun = EngineCounters(overruns=3)
-    found = engine_of(msgspec.structs.replace(GROUP, counters=overrun))
+    found, *_ = findings_of(msgspec.structs.replace(GROUP, counters=overrun))
     assert found.severity == "warning"
     assert "3 overruns" in found.message
     assert found.cure
@@ -116,7 +118,7 @@ def test_the_use_of_the_pool_is_shown() -> None:
         prefix_tokens_asked=200,
         prefix_tokens_hit=150,
     )
-    found = engine_of(msgspec.structs.replace(GROUP, counters=counted))
+    *_, found = findings_of(msgspec.structs.replace(GROUP, counters=counted))
     assert found.severity == "info"
     for told in ("75.0 % of prompts", "1.5 % of KV", "4 preemptions"):
         assert told in found.message
@@ -124,7 +126,7 @@ def test_the_use_of_the_pool_is_shown() -> None:
 
 def test_steps_halved_for_want_of_memory_are_a_warning_with_a_cure() -> None:
     halved = EngineCounters(out_of_memory=2)
-    found = engine_of(msgspec.structs.replace(GROUP, counters=halved))
+    *_, found = findings_of(msgspec.structs.replace(GROUP, counters=halved))
     assert found.severity == "warning"
     assert "2 steps halved" in found.message
     assert "kv_memory_mb" in found.cure

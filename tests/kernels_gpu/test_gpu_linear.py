@@ -6,6 +6,7 @@ from kernel_cases import DEVICE
 
 from tokenmill.shared.errors import EngineError
 from tokenmill.workers.engine.kernels import reference
+from tokenmill.workers.engine.model.gpu import int8
 from tokenmill.workers.engine.model.gpu.device_linear import Place
 from tokenmill.workers.engine.model.gpu.int8 import DeviceInt8Linear, WideInt8Linear
 from tokenmill.workers.engine.model.gpu.linear import (
@@ -141,6 +142,26 @@ def test_a_calibrated_layer_is_the_cpus(layer_data):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-2)
         error = (actual - (x @ weight.T + bias)).abs().max()
         assert float(error) < (0.2 if precise else 3.0)
+
+
+def test_the_correction_is_made_of_few_rows_at_a_time(layer_data, monkeypatch):
+    x, weight, _ = layer_data
+    mean = x.mean(0)
+    sizes, double = [], torch.Tensor.double
+    whole = filled(
+        WideInt8Linear(160, 48, PLACE, gpu_ops(DEVICE), mean=mean), weight, None
+    )
+    monkeypatch.setattr(int8, "_ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(
+        torch.Tensor, "double", lambda t: sizes.append(t.shape) or double(t)
+    )
+    parts = WideInt8Linear(160, 48, PLACE, gpu_ops(DEVICE), mean=mean)
+    parts.fill(weight)
+    assert max(shape[0] for shape in sizes if len(shape) == 2) == 10
+    torch.testing.assert_close(parts.bias, whole.bias, rtol=1e-6, atol=1e-6)
+    parts.settle()
+    assert (parts._mean, parts._own_bias, parts._correction) == (None, None, None)
+    assert parts.bias is not None
 
 
 def test_ops_with_a_library_agree_with_the_reference(layer_data):

@@ -13,6 +13,7 @@ from tokenmill.workers.engine.engine import Engine
 from tokenmill.workers.engine.kernels.triton.ops import TritonOps
 from tokenmill.workers.engine.model.device import Target
 from tokenmill.workers.engine.model.gpu.graph_start import decode_graphs
+from tokenmill.workers.engine.model.gpu.warm_up import warm_up
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.request import EngineRequest
 
@@ -113,6 +114,18 @@ def test_layers_in_host_memory_give_the_same_logits(tmp_path):
         for count in (0, 1)
     ]
     assert_close(*found, 1e-4)
+
+
+def test_warming_up_counts_no_rows_and_changes_no_logits(tmp_path):
+    path = save_tiny_model("llama", tmp_path)
+    cold, warm = (load(path, target()) for _ in range(2))
+    warm_up(warm, step_tokens=12, max_running=2)
+    assert warm.gemm_rows == 0
+    for actual, wanted in zip(
+        *(logits(r, STEPS[:2]) for r in (warm, cold)), strict=True
+    ):
+        assert torch.equal(actual, wanted)
+    assert warm.gemm_rows == cold.gemm_rows
 
 
 class EveryStep:

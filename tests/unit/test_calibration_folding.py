@@ -12,11 +12,14 @@ from support.step_driver import Sequence, StepDriver
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.workers.engine.kernels import ops as host_ops
+from tokenmill.workers.engine.model.calibration.folding import powers_of_two
 from tokenmill.workers.engine.model.calibration.result import (
     Calibration,
     Facts,
     LayerLoss,
 )
+from tokenmill.workers.engine.model.device import Target
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.runner import TransformersRunner
 
@@ -187,3 +190,62 @@ def test_the_weights_version_names_the_calibration(tmp_path: Path) -> None:
         for choice in (None, "auto", random_calibration(path))
     }
     assert len(versions) == 3
+
+
+def test_in_half_precision_scales_are_powers_of_two(tmp_path: Path) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    scales = random_calibration(path).tensors
+    rounded = powers_of_two(scales)
+    for name, values in rounded.items():
+        if name.endswith("_mean"):
+            assert torch.equal(values, scales[name])
+            continue
+        assert bool((torch.frexp(values).mantissa == 0.5).all())
+        assert float((values / scales[name]).log2().abs().max()) <= 0.501
+
+
+def test_folding_into_half_precision_rounds_nothing(tmp_path: Path) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    norms, calibrated = {}, random_calibration(path)
+    for calibration in (None, calibrated):
+        runner = load_runner(
+            path,
+            weights="int8",
+            num_blocks=64,
+            threads=1,
+            device=Target(torch.device("cpu"), host_ops, torch.bfloat16),
+            calibration=calibration,
+        )
+        layer = runner.model.base_model.layers[0]
+        norms[calibration is None] = layer.input_layernorm.weight.detach().float()
+        version = runner.weights_version
+    ratio = norms[True] / norms[False]
+    assert bool((torch.frexp(ratio).mantissa == 0.5).all())
+    assert not torch.equal(*norms.values())
+    exact = load_runner(
+        path,
+        weights="int8",
+        num_blocks=64,
+        threads=1,
+        calibration=calibrated,
+        device="cpu",
+    )
+    assert exact.weights_version == version  # a job may move between the two
+
+
+def test_a_filled_layer_keeps_nothing_that_only_its_bias_was_made_of(
+    tmp_path: Path,
+) -> None:
+    path = save_tiny_model("qwen2", tmp_path)
+    runner = load_runner(
+        path,
+        num_blocks=64,
+        threads=1,
+        calibration=random_calibration(path),
+        device="cpu",
+    )
+    attention = runner.model.base_model.layers[0].self_attn
+    assert attention.qkv_proj.bias is not None
+    for layer in (attention.qkv_proj, attention.o_proj):
+        parts = (layer._mean, layer._own_bias, layer._correction)
+        assert parts == (None, None, None)

@@ -12,6 +12,7 @@ from support.tiny_models import save_tiny_model
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.engine.kernels.layout import StepLayout
+from tokenmill.workers.engine.model.gpu.cuda_graphs import capture_and_measure
 from tokenmill.workers.engine.model.gpu.graphs import (
     Bucket,
     Buckets,
@@ -116,6 +117,38 @@ def test_a_filled_bucket_is_the_step_with_padding_in_the_scratch_block() -> None
     assert layout.block_table[2:, 0].tolist() == [SCRATCH] * 2
 
 
+def test_padding_attends_over_a_context_to_measure_with_and_forgets_it() -> None:
+    filled = inputs(Buckets(2, 64))
+    bucket = Bucket(2, 64)
+    filled.fill(None, bucket, padding_context=20)
+    _, layout = filled.view(bucket)
+    assert layout.context_length.tolist() == [20, 20]
+    assert layout.positions.tolist() == [19, 19]
+    assert layout.block_table[:, :3].tolist() == [[SCRATCH] * 3] * 2
+    assert layout.slot_mapping.tolist() == [SCRATCH * BLOCK] * 2
+    filled.fill(None, bucket)
+    assert layout.context_length.tolist() == [1, 1]
+    assert layout.positions.tolist() == [0, 0]
+
+
+def test_gains_are_measured_at_half_of_a_buckets_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    contexts: list[list[int]] = []
+
+    def forward(token_ids: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+        contexts.append(layout.context_length.tolist())
+        return token_ids[:, None].float()
+
+    buckets = Buckets(2, 64)
+    graphs = DecodeGraphs(buckets, inputs(buckets), forward, FakeRecorder())
+    gains = capture_and_measure(graphs, buckets.all(), CPU)
+    assert [(gain.rows, gain.context) for gain in gains] == [(1, 32), (2, 32)]
+    assert contexts[:2] == [[1, 1], [1]]  # as recorded
+    assert contexts[2:] == [[32]] * 10 + [[32, 32]] * 10
+
+
 def test_tensors_never_move() -> None:
     buckets = Buckets(4, 64)
     filled = inputs(buckets)
@@ -180,7 +213,7 @@ def test_padded_steps_give_the_bits_of_unpadded_ones(
     padded.graphs = DecodeGraphs(buckets, inputs(buckets), padded.forward, recorder)
     with torch.inference_mode():
         padded.graphs.capture()
-    padded._counter.rows = 0
+    assert padded.gemm_rows == 0
     for step in steps:
         expected, actual = (runner.run(step) for runner in runners)
         assert torch.equal(actual, expected)

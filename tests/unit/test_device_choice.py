@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from tokenmill.shared.config import Config, ModelConfig
 from tokenmill.shared.config_check import check
@@ -18,6 +19,7 @@ from tokenmill.workers.engine.model.gpu.device_slots import (
     device_maker,
     outlier_columns,
 )
+from tokenmill.workers.engine.model.gpu.linear import gpu_ops
 
 
 @pytest.fixture
@@ -94,6 +96,49 @@ def test_outlier_columns_are_the_inputs_that_are_largest_on_average() -> None:
     assert set(columns[:2]) == {3, 17}
     assert len(columns) == 16
     assert outlier_columns(tuning, "model.layers.1.mlp.down_proj") == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "threshold", "linears", "expected"),
+    [
+        ("int8-bnb", 0.0, ("qkv", "output"), [["gate_up", "down"]]),
+        ("int8-a8", 0.0, (), [["qkv", "output", "gate_up", "down"]]),
+        ("int8-bnb", 6.0, (), []),
+        ("int8", 0.0, (), []),
+    ],
+)
+def test_layers_without_outlier_columns_are_named_once(
+    weights: str, threshold: float, linears: tuple[str, ...], expected: list[list[str]]
+) -> None:
+    pytest.importorskip("triton")
+    cpu = torch.device("cpu")
+    target = device.Target(cpu, gpu_ops(cpu), torch.float32)
+    means = {f"layers.{i}.{name}": torch.ones(8) for i in (0, 1) for name in linears}
+    with capture_logs() as logs:
+        make = device_maker(
+            weights,  # type: ignore[arg-type]
+            target,
+            lambda _: cpu,
+            Tuning(means=means),
+            threshold=threshold,
+        )
+        assert make is not None
+        for _ in range(2):
+            make("model.layers.1.mlp.down_proj", 8, 8)
+    found = [log["layers"] for log in logs if log["event"] == "no_outlier_columns"]
+    assert found == expected
+
+
+def test_eight_bit_layers_multiply_by_the_product_that_the_report_names() -> None:
+    pytest.importorskip("triton")
+    cpu = torch.device("cpu")
+    target = device.Target(cpu, gpu_ops(cpu), torch.float32)
+    make = device_maker("int8-a8", target, lambda _: cpu, Tuning())
+    assert make is not None
+    layers = [make(f"model.layers.{i}.mlp.down_proj", 8, 8) for i in (0, 1)]
+    assert all(layer.matmul is target.ops.int8_matmul for layer in layers)  # type: ignore[attr-defined]
+    plain = gpu_ops(cpu, measured=False).backend_report()
+    assert plain["int8_matmul"] == "triton"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,14 @@ def test_one_stall_hardly_moves_the_fit():
     assert base + 10 * slope == pytest.approx(20.0, rel=0.1)
 
 
+def test_a_stall_of_the_first_step_is_forgotten_with_the_next():
+    fit = StepTimeFit()
+    fit.observe(4, 5000.0)
+    fit.observe(4, 10.0)
+    fit.observe(8, 14.0)
+    assert fit.coefficients == pytest.approx((6.0, 1.0), rel=1e-6)
+
+
 def test_the_fit_follows_a_machine_that_becomes_slower():
     fit = StepTimeFit()
     for speed in (1.0, 2.0):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support.tiny_models import VARIANTS, save_tiny_model
 
 from tokenmill.shared.errors import ConfigError, ModelLoadError
@@ -20,6 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TOKENMILL_CONFIG", raising=False)
     monkeypatch.setattr(inspect_advice, "host_bandwidth", lambda: 10e9)
+    monkeypatch.setattr(inspect_advice, "compute_rates", lambda *_: {"int8": 1e9})
     # Logging is set once a process, here to a stream that closes with its test.
     monkeypatch.setattr("tokenmill.shared.logging.configure", lambda *_: None)
 
@@ -85,7 +87,9 @@ def test_advice_comes_with_a_target_or_a_device(
     read = told["weights_read_bytes"]["float32"]
     cached = 2 * 512 * told["kv_bytes_per_token"]["float32"]
     assert advice["chosen"]["step_ms"] == pytest.approx(1000 * (read + cached) / 10e9)
-    inspect_model(str(path), memory_gb=0.51, slo_ms_per_token=0.0001)
+    with pytest.raises(typer.Exit) as left:
+        inspect_model(str(path), memory_gb=0.51, slo_ms_per_token=0.0001)
+    assert left.value.exit_code != 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Advice: none" in text
     assert "the target is 0.0001 ms" in text

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
+from support.damaged_models import UP, WEIGHTS, edit_config, edit_tensors
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
@@ -20,8 +21,6 @@ from tokenmill.workers.engine.model.quantize import Weights
 from tokenmill.workers.engine.model.resolve import resolve_model
 from tokenmill.workers.engine.model.runner import TransformersRunner
 
-UP = "model.layers.1.mlp.up_proj.weight"
-WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
@@ -31,22 +30,9 @@ def model(tmp_path: Path) -> Path:
     return save_tiny_model("llama", tmp_path)
 
 
-def edit_config(path: Path, **changes: object) -> None:
-    """Changes keys of config.json."""
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **changes}))
-
-
 def load(path: Path) -> TransformersRunner:
     """Goes the way of a worker: finds the files, then loads them."""
     return load_runner(resolve_model("any", str(path)), num_blocks=4)
-
-
-def edit_tensors(path: Path, **changes: torch.Tensor | None) -> None:
-    """Puts other tensors in the place of some; None leaves one out."""
-    tensors = {**load_file(path / WEIGHTS), **changes}
-    kept = {name: value for name, value in tensors.items() if value is not None}
-    save_file(kept, path / WEIGHTS)
 
 
 def in_two_files(path: Path) -> None:
@@ -128,7 +114,7 @@ CASES: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "missing tensor",
         lambda p: edit_tensors(p, **{UP: None}),
-        rf"llama lacks 1 weights.*{UP}",
+        rf"{WEIGHTS} lacks 1 weight that.*{UP}",
     ),
     (
         "other shape",
@@ -219,7 +205,7 @@ def test_a_bias_that_is_missing_is_not_taken_for_zero(
     path = save_tiny_model("qwen2", tmp_path)
     bias = "model.layers.0.self_attn.k_proj.bias"
     edit_tensors(path, **{bias: None})
-    with pytest.raises(ModelLoadError, match=rf"lacks 1 weights.*{bias}"):
+    with pytest.raises(ModelLoadError, match=rf"{WEIGHTS} lacks 1 weight that.*{bias}"):
         load_runner(path, num_blocks=4, weights=weights)
 
 

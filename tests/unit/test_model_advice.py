@@ -133,3 +133,30 @@ def test_int8_is_warned_of_when_calibration_knows_too_few_words(
     assert bool(advice.warnings) == warned
     assert not warned or "12% of your words" in advice.warnings[0]
     assert not advised(unseen_words_share=0.5).warnings  # float32 needs none
+
+
+def test_a_step_lasts_as_long_as_the_slower_of_reading_and_computing() -> None:
+    slow = dict.fromkeys(SEVEN.read_bytes, 1e12)
+    counted = msgspec.structs.replace(SEVEN, products_per_token=int(7e9))
+    situation = Situation(
+        memory_bytes=80 * GIB, bandwidth=600e9, running=16, tokens=1000, compute=slow
+    )
+    advice = advise(counted, situation)
+    assert advice.chosen is not None
+    assert advice.chosen.step_ms == pytest.approx(1000 * 16 * 7e9 / 1e12)
+    assert "its multiply-adds at 1e+03 G/s (112 ms), more than" in advice.reasons[1]
+    assert (
+        named(advise(counted, msgspec.structs.replace(situation, slo_ms=100))) is None
+    )
+    alone = advise(counted, msgspec.structs.replace(situation, running=1))
+    assert "the bytes it reads at 600 GB/s, more than" in alone.reasons[1]
+
+
+def test_what_is_left_out_and_what_is_close_is_said() -> None:
+    advice = advised(slo_ms=None)
+    assert "compute is not counted" in advice.reasons[1]
+    assert advice.chosen is not None
+    floor = advice.chosen.step_ms
+    (warning,) = advised(slo_ms=1.9 * floor).warnings
+    assert "not known to be met" in warning
+    assert not advised(slo_ms=2.1 * floor).warnings

@@ -10,6 +10,8 @@ from support.step_driver import Sequence, StepDriver
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.workers.engine.model.gpu.bnb_linear import BitsAndBytesNf4Linear
+from tokenmill.workers.engine.model.gpu.device_linear import Place
 from tokenmill.workers.engine.model.gpu.offload import (
     Homes,
     module_bytes,
@@ -18,7 +20,7 @@ from tokenmill.workers.engine.model.gpu.offload import (
 from tokenmill.workers.engine.model.load import load_runner
 
 PROMPT = list(range(30, 60))
-CUDA = torch.device("cuda", 0)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,21 @@ def test_int8_weights_count_a_byte_each_and_a_scale_a_row() -> None:
     with torch.device("meta"):
         layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16))
     assert module_bytes(layer, "float16", torch.float16) == 2 * (128 + 16 + 32)
-    assert module_bytes(layer, "int8", torch.float16) == 128 + 4 * 16 + 2 * (16 + 32)
+    for weights in ("int8", "int8-a8", "int8-bnb"):
+        counted = module_bytes(layer, weights, torch.float16)  # type: ignore[arg-type]
+        assert counted == 128 + 4 * 16 + 2 * (16 + 32)
+
+
+def test_nf4_weights_count_what_bitsandbytes_takes_for_them() -> None:
+    with torch.device("meta"):
+        layer = torch.nn.Linear(4096, 1024, bias=False)
+    filled = BitsAndBytesNf4Linear(4096, 1024, Place(CPU, CPU, torch.float32))
+    filled.fill(torch.randn(1024, 4096))
+    assert filled.inner is not None
+    weight = filled.inner.weight
+    state = weight.quant_state
+    taken = weight.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
+    assert module_bytes(layer, "nf4", torch.bfloat16) == pytest.approx(taken, rel=0.01)
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt2"])

@@ -10,6 +10,7 @@ import redis.exceptions
 import structlog
 import torch
 from safetensors.torch import save_file
+from support.tiny_models import save_tiny_model
 from support.waiting import wait_until
 from tokenizers import Tokenizer, decoders, models
 
@@ -337,12 +338,20 @@ def test_a_missing_model_stack_names_the_extra() -> None:
         import no_such_package_of_ours  # noqa: F401
 
 
-def test_the_ready_line_names_the_kernels():
+def test_the_ready_line_names_device_and_kernels():
     loaded = load("echo", ModelConfig(name="echo"), WorkerConfig())
-    loaded = msgspec.structs.replace(loaded, kernels="c++/avx2")
+    loaded = msgspec.structs.replace(loaded, kernels="c++/avx2", device="cuda:0")
     with structlog.testing.capture_logs() as lines:
         _say_ready(loaded)
-    assert [line["kernels"] for line in lines] == ["c++/avx2"]
+    named = [(line["device"], line["kernels"]) for line in lines]
+    assert named == [("cuda:0", "c++/avx2")]
+
+
+def test_a_model_names_the_device_that_it_is_on(tmp_path) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    model = ModelConfig(name="tiny", path=str(path))
+    worker = WorkerConfig(num_blocks=16, threads=1, device="cpu")
+    assert load("model", model, worker).device == "cpu"
 
 
 def test_the_tokenizer_is_told_before_the_weights_are_read(

@@ -3,14 +3,16 @@
 Every token of a prompt that runs beside decode rows delays theirs. Without a bound the
 time between two tokens jumps from that of a decode step to that of a full chunk when a
 prompt arrives. So two things are fitted while running: what a decode step takes by its
-rows, and what a prompt token adds to a step by the keys that it attends to. From both
-follows the chunk that keeps the step within its target.
+rows, and what prompt tokens add to it: a fixed part, a part by tokens, and one by the
+keys that these attend to. From both follows the chunk that keeps the step within its
+target.
 """
 
 import math
 from collections.abc import Iterable
 from typing import Final
 
+from .added_time import AddedTimeFit
 from .planner import Plan, PlannedSlice
 from .sequence import Sequence
 from .step_time import StepTimeFit
@@ -22,6 +24,18 @@ MARGIN: Final = 0.8
 """...less a margin, since single steps scatter around the fit."""
 LEAST_CHUNK: Final = 2
 """Prompt tokens that a step always has room for: prefill never stands still."""
+FIRST_CHUNK: Final = 8
+"""With nothing known, this many or one for each decode row: a row costs its weights'
+reading too, so a prompt token costs no more than it."""
+FLOOR_CHUNK: Final = 64
+"""Where prompt tokens cost a fixed part that leaves no room, chunks grow until their
+tokens take as long as it, up to this many: smaller ones pay it more often and slow the
+rows down in more steps."""
+EXPLORE_EVERY: Final = 8
+"""One bounded step in so many has another chunk: with all of one size the fixed part
+and that by tokens could not be told apart, and a wrong fit would stay."""
+EXPLORE_MARGIN: Final = 0.88
+"""In turn it has half a chunk or a larger one, which takes part of the margin."""
 
 
 class Pace:
@@ -41,8 +55,9 @@ class Pace:
         """Milliseconds of steps without prompt tokens, by rows."""
         self._decode_keys = 0
         """Keys that the last of these steps attended to."""
-        self._prefill = StepTimeFit()
-        """Milliseconds that a prompt token adds, by keys attended to."""
+        self._added = AddedTimeFit()
+        self._bounded = 0
+        """Steps with prompt tokens that were bounded."""
 
     def prefill_limit(self, running: Iterable[Sequence]) -> int | None:
         """Returns how many prompt tokens the next step may have; None is any number.
@@ -63,28 +78,45 @@ class Pace:
             return None
         if not self._decode.count:
             return None  # nothing is known to hold it against
-        keys = sum(sequence.num_tokens for sequence in decodes)
-        return self._fitting(self._decode_ms(len(decodes), keys), first.num_computed)
+        self._bounded += 1
+        explores = self._bounded % EXPLORE_EVERY == 0
+        larger = explores and self._bounded // EXPLORE_EVERY % 2 == 1
+        rows = len(decodes)
+        largest = self._added.largest
+        # No further than twice what has been measured.
+        chunk = max(FIRST_CHUNK, rows, 2.0 * largest)
+        if largest:
+            keys = sum(sequence.num_tokens for sequence in decodes)
+            decode_ms = self._decode_ms(rows, keys)
+            margin = EXPLORE_MARGIN if larger else MARGIN
+            fitting = self._fitting(decode_ms, first.num_computed, margin)
+            chunk = min(chunk, fitting)
+        if explores and not larger:
+            chunk /= 2.0
+        return max(LEAST_CHUNK * 2 if larger else LEAST_CHUNK, int(chunk))
 
     def _decode_ms(self, rows: int, keys: int) -> float:
         """Returns what a step of these decode rows takes by itself.
 
-        While a long prompt runs no such step is seen, and the rows' contexts grow.
+        While a long prompt runs no such step is seen, and the rows' contexts grow: by
+        that, time grows in proportion at most, whatever a key is taken to cost.
         """
+        decode_ms = self._decode.predict(rows)
         grown = max(0, keys - self._decode_keys)
-        return self._decode.predict(rows) + self._prefill.coefficients[1] * grown
+        _, _, per_key = self._added.coefficients
+        return decode_ms + min(per_key, decode_ms / max(1, self._decode_keys)) * grown
 
-    def _fitting(self, decode_ms: float, context: int) -> int:
+    def _fitting(self, decode_ms: float, context: int, margin: float) -> float:
         """Returns the largest chunk, after `context` tokens, that keeps the target."""
         target_ms = self._target_ms or GAP_RATIO * decode_ms
-        room_ms = MARGIN * target_ms - decode_ms
-        base, per_key = self._prefill.coefficients
-        if room_ms <= 0.0 or base + per_key <= 0.0:
-            return LEAST_CHUNK
-        # n tokens attend to context + (n + 1) / 2 keys each: solve for n.
-        linear = base + per_key * (context + 0.5)
-        root = math.sqrt(linear * linear + 2.0 * per_key * room_ms)
-        return max(LEAST_CHUNK, int(2.0 * room_ms / (linear + root)))
+        room_ms = margin * target_ms - decode_ms
+        fixed, per_token, per_key = self._added.coefficients
+        linear = per_token + per_key * (context + 0.5)
+        chunk = _tokens_within(room_ms - fixed, linear, per_key)
+        # The floor takes the margin where that is enough, else what it needs.
+        spare_ms = target_ms - decode_ms - fixed if fixed < room_ms else fixed
+        floor = _tokens_within(min(fixed, spare_ms), linear, per_key)
+        return max(chunk, min(floor, FLOOR_CHUNK))
 
     def observe(self, ran: Plan, milliseconds: float) -> None:
         """Takes what one step ran and how long it took, before tokens are added."""
@@ -95,10 +127,25 @@ class Pace:
             self._decode.observe(rows, milliseconds)
             self._decode_keys = keys
             return
-        decode_ms = self._decode_ms(rows, keys) if rows else 0.0
-        tokens = sum(part.length for part in prompts)
-        added_ms = max(0.0, milliseconds - decode_ms)
-        self._prefill.observe(sum(map(_keys, prompts)) / tokens, added_ms / tokens)
+        if not rows or not self._decode.count:
+            return  # prompts by themselves do not tell what they add to a decode step
+        decode_ms = self._decode_ms(rows, keys)
+        self._added.observe(
+            sum(part.length for part in prompts),
+            sum(map(_keys, prompts)),
+            max(0.0, milliseconds - decode_ms),
+            decode_ms,
+        )
+
+
+def _tokens_within(room_ms: float, linear: float, per_key: float) -> float:
+    """Returns n with linear * n + per_key * n * n / 2 = room: each of n tokens attends
+    to the keys of those before it too.
+    """
+    if room_ms <= 0.0:
+        return 0.0
+    root = math.sqrt(linear * linear + 2.0 * per_key * room_ms)
+    return 2.0 * room_ms / (linear + root) if linear + root > 0.0 else math.inf
 
 
 def _keys(part: PlannedSlice) -> float:

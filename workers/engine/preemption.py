@@ -19,7 +19,9 @@ def make_room(plan: Plan, roster: Roster) -> Plan:
 
     Returns:
         What can run, in the plan's order: a slice without room is left out or
-        shortened, one whose sequence yielded is gone.
+        shortened, one whose sequence yielded is gone. Nothing, where the plan lacks the
+        most urgent (a step ran out of memory) and all in it stand still: the next has
+        it again.
     """
     if roster.provide_all(plan):
         return plan

@@ -154,7 +154,21 @@ class Roster:
         self.tokens_asked += sequence.num_tokens
         self._reuse(sequence)
         bisect.insort(self.running, sequence, key=_urgency)
-        overtaken = [one for one in self.waiting if one.arrival < sequence.arrival]
+        self._note_overtaking(sequence)
+
+    def _note_overtaking(self, newcomer: Sequence) -> None:
+        """Sets back the oldest of each class that waits and came before `newcomer`.
+
+        Only the oldest: else all of a class would become most urgent at once, and bulk
+        go before interactive. It starts after at most PATIENCE of them, and then the
+        next is the oldest; so all do.
+        """
+        oldest: dict[bool, Sequence] = {}
+        for one in self.waiting:
+            best = oldest.setdefault(one.is_interactive, one)
+            if (one.arrival, one.choice) < (best.arrival, best.choice):
+                oldest[one.is_interactive] = one
+        overtaken = [one for one in oldest.values() if one.arrival < newcomer.arrival]
         for one in overtaken:
             one.set_back()
         if overtaken:

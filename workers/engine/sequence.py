@@ -12,7 +12,8 @@ from .sampling_rows import SamplingRow
 from .stop import StopMatcher
 
 PATIENCE: Final = 8
-"""Times a sequence yields its place or is overtaken before it becomes most urgent."""
+"""Times a sequence yields its place or, as the oldest that waits of its class, is
+overtaken before it becomes most urgent."""
 
 
 class Sequence:
@@ -105,7 +106,7 @@ class Sequence:
         return (rank, self.request.priority, self.arrival, self.choice)
 
     def set_back(self) -> None:
-        """Notes that it had to yield, or that a later one started before it.
+        """Notes that it had to yield, or that a later one started before the oldest.
 
         Only for a sequence that stands in no sorted list: its urgency may change.
         """

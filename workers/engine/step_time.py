@@ -36,12 +36,21 @@ class StepTimeFit:
         if self._count > WARM_STEPS:
             limit = MAX_RATIO * self.predict(num_tokens)
             milliseconds = min(milliseconds, limit) if limit > 0 else milliseconds
+        elif self._outdated_by(num_tokens, milliseconds):
+            self._n = self._x = self._y = self._xx = self._xy = 0.0
         keep = FORGET
         self._n = self._n * keep + 1.0
         self._x = self._x * keep + num_tokens
         self._y = self._y * keep + milliseconds
         self._xx = self._xx * keep + num_tokens * num_tokens
         self._xy = self._xy * keep + num_tokens * milliseconds
+
+    def _outdated_by(self, num_tokens: float, milliseconds: float) -> bool:
+        """Whether a step shows that those before it were stalls, as the first ones of a
+        process are (compilation, cold memory): no smaller, and far faster.
+        """
+        is_large = num_tokens * self._n >= self._x
+        return is_large and MAX_RATIO * milliseconds < self.predict(num_tokens)
 
     @property
     def coefficients(self) -> tuple[float, float]:

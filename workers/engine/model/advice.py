@@ -1,10 +1,8 @@
 """Advises one precision for a model, a device and a latency target. Pure: no I/O.
 
-A decode step reads every weight and the keys and values of all running sequences once,
-so it lasts at least their bytes over the memory's bandwidth (the "roofline" of Williams
-et al., 2009, on its memory-bound side). A precision is refused if it does not fit, if
-that floor is above the target, or if the device computes it badly. Of those that are
-left, the one that costs the least quality is advised.
+A precision is refused if it does not fit, if the floor of a step (`step_floor.py`) is
+above the target, or if the device computes it badly. Of those that are left, the one
+that costs the least quality is advised.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Final
 import msgspec
 
 from .budget import MARGIN_BYTES, MARGIN_FRACTION, MIB
+from .step_floor import Speed, Step, explain, floor_ms
 
 WEIGHTS_LOSS: Final = {
     "float32": 0.0,
@@ -35,6 +34,8 @@ UNSEEN_WORDS_LIMIT: Final = 0.08
 OFFLOADED: Final = "int8"
 """Precision of weights that stay on the host: larger ones travel too long, and 4-bit
 layers cannot travel."""
+CLOSE: Final = 2.0
+"""A target within so many times a step's floor is not said to be met."""
 _NOTHING: Final = (
     "nothing fits and keeps the target: take more memory, fewer running sequences, "
     "shorter requests, a smaller model or a longer target"
@@ -50,6 +51,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Of weights that each step reads, by precision: embeddings are looked up."""
     kv_bytes_per_token: Mapping[str, int]
     """By precision of the pool."""
+    products_per_token: int = 0
+    """Multiply-adds of linear layers and head; 0 is not known."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +62,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What the device has for weights, KV and margin."""
     bandwidth: float
     """Bytes a second of the device's memory."""
+    compute: Mapping[str, float] = {}
+    """Multiply-adds a second by precision; without it a step's floor is of memory."""
     slo_ms: float | None = None
     """Most time between two tokens of a sequence; None: any will do."""
     running: int = 16
@@ -130,7 +135,7 @@ def advise(model: Model, situation: Situation) -> Advice:
         if reason is None:
             return Advice(
                 chosen=choice,
-                reasons=_reasons(choice, situation),
+                reasons=_reasons(choice, model, situation),
                 rejected=tuple(rejected),
                 warnings=_warnings(choice, situation),
             )
@@ -193,7 +198,17 @@ def _step_ms(model: Model, situation: Situation, weights: str, kv: str) -> float
             model, situation, situation.measured_weights, situation.measured_kv
         )
         return situation.measured_step_ms * read / measured
-    return 1000 * read / situation.bandwidth
+    return floor_ms(*_floor_of(model, situation, weights, kv), weights)
+
+
+def _floor_of(
+    model: Model, situation: Situation, weights: str, kv: str
+) -> tuple[Step, Speed]:
+    step = Step(
+        read_bytes=_read_bytes(model, situation, weights, kv),
+        products=model.products_per_token * situation.running,
+    )
+    return step, Speed(bandwidth=situation.bandwidth, compute=situation.compute)
 
 
 def _read_bytes(model: Model, situation: Situation, weights: str, kv: str) -> int:
@@ -224,7 +239,7 @@ def _objection(choice: Choice, situation: Situation) -> str | None:
     return None
 
 
-def _reasons(choice: Choice, situation: Situation) -> tuple[str, ...]:
+def _reasons(choice: Choice, model: Model, situation: Situation) -> tuple[str, ...]:
     margin = margin_bytes(situation.memory_bytes)
     fits = (
         f"needs {choice.need_bytes // MIB} of {situation.memory_bytes // MIB} MiB: "
@@ -232,9 +247,10 @@ def _reasons(choice: Choice, situation: Situation) -> tuple[str, ...]:
         f"and {margin // MIB} MiB of margin"
     )
     if situation.measured_step_ms is None:
+        floor = _floor_of(model, situation, choice.weights, choice.kv)
         lasts = (
-            f"a decode step takes at least {choice.step_ms:.3g} ms: the bytes it reads "
-            f"at {situation.bandwidth / 1e9:.3g} GB/s"
+            f"a decode step takes at least {choice.step_ms:.3g} ms: "
+            f"{explain(*floor, choice.weights)}"
         )
     else:
         lasts = (
@@ -256,6 +272,13 @@ def _warnings(choice: Choice, situation: Situation) -> tuple[str, ...]:
             f"{share:.0%} of your words are not in the calibration text, more than "
             f"{UNSEEN_WORDS_LIMIT:.0%}: calibrate with text of your own, or keep more "
             "sensitive layers in float16"
+        )
+    target, measured = situation.slo_ms, situation.measured_step_ms
+    if target and measured is None and target < CLOSE * choice.step_ms:
+        warnings.append(
+            f"the target of {target:.3g} ms is within {CLOSE:g} times the floor of a "
+            "step, so it is not known to be met: take a measured step from tokenmill "
+            "doctor and ask again with --step-ms"
         )
     if choice.offload:
         warnings.append(

@@ -88,7 +88,7 @@ def read_model(
         ModelLoadError: The configuration describes no model, or weights are missing,
             damaged or too large.
     """
-    model = _skeleton(path, family, config)
+    model = skeleton(path, family, config)
     homes = _homes(model, family, wish)
     if homes.offloaded:
         groups = {}  # hooks act on modules, which the fused decoder goes around
@@ -102,6 +102,9 @@ def read_model(
         folds=wish.tuning.folds,
     )
     reader.read(path, progress)
+    for module in model.modules():
+        if isinstance(module, EmptyLinear):
+            module.settle()
     if config.tie_word_embeddings and not placed:
         model.tie_weights()
     if precision_of(wish.weights) in ("int8", "nf4"):
@@ -111,8 +114,17 @@ def read_model(
     return Checkpoint(path, family, config, wish, model, homes, bool(groups))
 
 
-def _skeleton(path: Path, family: Family, config: PreTrainedConfig) -> PreTrainedModel:
-    """Returns the model on the meta device."""
+def skeleton(path: Path, family: Family, config: PreTrainedConfig) -> PreTrainedModel:
+    """Returns a model on the meta device, where parameters are shapes alone.
+
+    Args:
+        path: The checkpoint, for messages.
+        family: Its family.
+        config: Its configuration.
+
+    Raises:
+        ModelLoadError: The configuration describes no model of the family.
+    """
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
     from transformers.utils import logging as transformers_logging
@@ -130,8 +142,8 @@ def _skeleton(path: Path, family: Family, config: PreTrainedConfig) -> PreTraine
                 model = model_class(config)
             except Exception as error:  # of any kind: the values are from a file
                 raise ModelLoadError(
-                    f"{path}/config.json describes no {family.model_type} model: "
-                    f"{error}"
+                    f"{path}/config.json describes no {family.model_type} model "
+                    f"({type(error).__name__}: {error})"
                 ) from error
     model.eval()
     model.requires_grad_(requires_grad=False)

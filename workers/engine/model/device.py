@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("tokenmill.model")
 
+_GPU_WEIGHTS: Final = ("int8-a8", "int8-bnb")
+"""Precisions whose linear layers need a GPU's kernels."""
 DEVICES: Final = ("auto", "cpu", "cuda")
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -111,7 +113,24 @@ def _gpu_target(weights: Weights) -> Target:
         if torch.cuda.get_device_capability(device) >= _BFLOAT16_CAPABILITY
         else torch.float16
     )
-    return Target(device, gpu_ops(device), _DTYPES.get(weights, half))
+    ops = gpu_ops(device, measured=weights == "int8-a8")
+    return Target(device, ops, _DTYPES.get(weights, half))
+
+
+def check_device(weights: str, device: str) -> None:
+    """Refuses a precision that a CPU has no kernels for.
+
+    Args:
+        weights: Precision.
+        device: "cpu" or a CUDA device.
+
+    Raises:
+        ModelLoadError: It needs a GPU.
+    """
+    if weights in _GPU_WEIGHTS and device == "cpu":
+        raise ModelLoadError(
+            f"weights={weights!r} needs a GPU's kernels; use 'int8' on a CPU"
+        )
 
 
 def place_store(store: KVStore, target: Target) -> None:

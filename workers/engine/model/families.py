@@ -24,6 +24,16 @@ _SIZES: Final = (
     "num_attention_heads",
     "max_position_embeddings",
 )
+"""Each is a whole number from 1."""
+_OPTIONAL_SIZES: Final = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "ffn_hidden_size",
+    "n_inner",
+)
+"""Those that a family may lack or leave to be worked out, which is None."""
 _log = structlog.get_logger("tokenmill.model")
 _HEADS_FILL_HIDDEN: Final = ("gpt2", "falcon")
 """Families whose head size is hidden_size / heads; others may name another."""
@@ -65,7 +75,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             config: PreTrainedConfig = config_class.from_pretrained(directory)
         # transformers' validators raise classes of their own, under no common name.
         except Exception as error:
-            raise _invalid(directory, self.model_type, str(error)) from error
+            reason = " ".join(str(error).split())  # of several lines, often
+            raise _invalid(directory, self.model_type, reason) from error
         _check_sizes(directory, config)
         return config
 
@@ -84,21 +95,40 @@ def _invalid(directory: Path, model_type: str, reason: str) -> ModelLoadError:
 
 def _check_sizes(directory: Path, config: PreTrainedConfig) -> None:
     """Refuses sizes that no model has, before anything is computed with them."""
-    for name in _SIZES:
+    for name in (*_SIZES, *_OPTIONAL_SIZES):
         value = getattr(config, name, None)
+        if value is None and name in _OPTIONAL_SIZES:
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             reason = f"{name} is {value!r}; expected a whole number from 1"
             raise _invalid(directory, config.model_type, reason)
-    shape, heads = kv_shape(config), config.num_attention_heads
-    if shape.head_dim < 1 or shape.num_kv_heads < 1 or heads % shape.num_kv_heads:
-        reason = (
-            f"{heads} heads share {shape.num_kv_heads} KV heads of "
-            f"{shape.head_dim} numbers; expected whole groups and at least 1"
+    misfit = _misfit(config)
+    if misfit is not None:
+        raise _invalid(directory, config.model_type, misfit)
+
+
+def _misfit(config: PreTrainedConfig) -> str | None:
+    """Returns which sizes do not go together, if any."""
+    shape, heads = kv_shape(config), int(config.num_attention_heads)
+    if heads % shape.num_kv_heads:
+        return (
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads "
+            f"{shape.num_kv_heads}"
         )
-        raise _invalid(directory, config.model_type, reason)
     if config.hidden_size % heads and config.model_type in _HEADS_FILL_HIDDEN:
-        reason = f"hidden_size {config.hidden_size} is no multiple of {heads} heads"
-        raise _invalid(directory, config.model_type, reason)
+        return (
+            f"hidden_size {config.hidden_size} is no multiple of num_attention_heads "
+            f"{heads}"
+        )
+    if shape.head_dim < 1:
+        return f"hidden_size {config.hidden_size} is less than its {heads} heads"
+    if shape.head_dim % 2 and isinstance(
+        getattr(config, "rope_parameters", None), dict
+    ):
+        return (
+            f"head_dim is {shape.head_dim}; RoPE turns pairs, which takes an even one"
+        )
+    return None
 
 
 def _llama_like(model_type: str, stem: str, *, fused: bool = True) -> Family:

@@ -22,7 +22,8 @@ FLOAT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Types that weights may be stored in, with the bytes of one value."""
 NOT_WEIGHTS: Final = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names in old checkpoints of what the code computes by itself."""
-_INDEX: Final = "model.safetensors.index.json"
+INDEX: Final = "model.safetensors.index.json"
+"""Says which file has which tensor."""
 _OURS: Final = "tokenmill-"
 _METADATA: Final = "__metadata__"
 _NAMED_IN_MESSAGE: Final = 5
@@ -49,7 +50,7 @@ def shard_files(directory: Path) -> list[Path]:
     Raises:
         ModelLoadError: There are none, or the index names one that is missing.
     """
-    index = directory / _INDEX
+    index = directory / INDEX
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
@@ -185,7 +186,7 @@ def _no_name_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _check_index(directory: Path, tensors: dict[str, StoredTensor]) -> None:
     """Refuses an index that puts a tensor where it is not."""
-    index = directory / _INDEX
+    index = directory / INDEX
     if not index.is_file():
         return
     for name, file in json.loads(index.read_bytes())["weight_map"].items():

@@ -11,8 +11,11 @@ from ..kv.store import KVKind
 from .budget import TYPICAL_TOKENS, FreeMemory, PoolBudget, pool_budget
 from .calibration.files import find_calibration
 from .calibration.result import calibration_facts
+from .checking import check_checkpoint
+from .device import check_device
 from .families import family_of, kv_shape
 from .headers import read_headers
+from .lean_import import import_transformers
 from .rope import context_limit
 from .sizes import (
     PRECISIONS,
@@ -58,20 +61,22 @@ def describe(path: Path, question: Question | None = None) -> dict[str, Any]:
         part, and by KV precision the bytes per token and what fits.
 
     Raises:
-        ModelLoadError: Unsupported or unreadable.
+        ModelLoadError: A worker would refuse it, too.
     """
     ask = question or Question()
+    check_device(ask.weights, ask.device)
     family = family_of(path)
+    import_transformers()
     config = family.load_config(path)
     shape = kv_shape(config)
     limit = context_limit(config)
     context = min(limit, ask.max_context or limit)
     tensors = read_headers(path)
+    check_checkpoint(path, family, config, tensors)
     counts = count_parameters(tensors, config)
     return {
         "path": str(path),
         "family": family.model_type,
-        "missing_files": missing_files(path),
         "stored_as": sorted({tensor.dtype for tensor in tensors.values()}),
         "layers": shape.num_layers,
         "kv_heads": shape.num_kv_heads,
@@ -99,6 +104,7 @@ def _weights(
             "other": counts.other,
         },
         "tied_head": counts.tied,
+        "products_per_token": counts.linear + counts.head,
         "weights": ask.weights,
         "weights_bytes": {name: size.total for name, size in sizes.items()},
         "weights_read_bytes": {name: read_bytes(counts, name) for name in PRECISIONS},
@@ -166,8 +172,3 @@ def _memory(budget: PoolBudget) -> dict[str, object]:
         "kv_limit_bytes": budget.limit,
         "pool_room_bytes": budget.room,
     }
-
-
-def missing_files(path: Path) -> list[str]:
-    """Names what a worker needs besides config and weights and does not find."""
-    return [name for name in ("tokenizer.json",) if not (path / name).is_file()]

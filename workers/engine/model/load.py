@@ -178,6 +178,7 @@ def _read(
         kv=kv,
         choice=calibration,
         fused=fuse,
+        half=wish.target.dtype.itemsize == 2,
     )
     wish = replace(wish, tuning=tuning)
     groups = merged_layers(config.num_hidden_layers) if fuse else {}

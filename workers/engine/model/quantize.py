@@ -63,6 +63,9 @@ class EmptyLinear(nn.Module):
         """Keeps the bias as float32."""
         self.bias = bias.float().clone()
 
+    def settle(self) -> None:
+        """Lets go of what only filling needed; nothing is filled after it."""
+
 
 class Int8Linear(EmptyLinear):
     """A linear layer with INT8 weights, each row of its input on its own.
@@ -108,6 +111,10 @@ class Int8Linear(EmptyLinear):
         """Keeps the bias as float32."""
         self._own_bias = bias.float().clone()
         self._join_biases()
+
+    def settle(self) -> None:
+        """Lets go of what the bias was made of."""
+        self._mean = self._own_bias = self._correction = None
 
     def _join_biases(self) -> None:
         parts = [b for b in (self._own_bias, self._correction) if b is not None]

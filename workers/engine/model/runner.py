@@ -145,7 +145,16 @@ class TransformersRunner:
             self._counter.rows = before + len(batch.token_ids)
             return logits
         finally:
-            self.gemm_rows = self._counter.rows
+            self.gemm_rows += self._counter.rows - before
+
+    @torch.inference_mode()
+    def rehearse(self, batch: StepBatch) -> None:
+        """Runs a step that nobody asked for, launched, and counts none of its rows.
+
+        Args:
+            batch: Its blocks are scratch, which no sequence owns.
+        """
+        self._run_packed(batch)
 
     def _run_packed(self, batch: StepBatch) -> torch.Tensor:
         device = self.target.device

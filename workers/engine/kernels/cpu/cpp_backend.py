@@ -7,7 +7,7 @@ import torch
 from .. import reference
 from ..composed import Composed, LlamaLayerWeights
 from ..layout import KVLayer, PackedWeight, StepLayout
-from .cpp_library import load
+from .cpp_library import failure, load
 from .cpp_tasks import STORE_KINDS, PreparedLayer, address, set_layout, store_task
 
 TILE = 16
@@ -38,6 +38,9 @@ def pack_tiles(q: torch.Tensor, inner: int) -> torch.Tensor:
 
 class CppBackend(Composed):
     """Compiled kernels; constructing it loads the library.
+
+    Every operation raises MemoryError where the kernels' workspace does not fit, and
+    EngineError for anything else that they throw.
 
     Raises:
         ImportError: Not built.
@@ -90,7 +93,7 @@ class CppBackend(Composed):
         """See `reference.linear`."""
         rows = x.shape[0]
         y = torch.empty((rows, weight.out_features))
-        self._linear(
+        status = self._linear(
             x.data_ptr(),
             rows,
             weight.in_features,
@@ -102,6 +105,11 @@ class CppBackend(Composed):
             y.data_ptr(),
             weight.activations == "int16",
         )
+        if status:
+            raise self._failure(
+                status,
+                f"linear [{rows}, {weight.in_features} -> {weight.out_features}]",
+            )
         return y
 
     def kv_write(
@@ -109,7 +117,7 @@ class CppBackend(Composed):
     ) -> None:
         """See `reference.kv_write`."""
         _, heads, block_size, _ = layer.k.shape
-        self._kv_write(
+        status = self._kv_write(
             k.data_ptr(),
             k.stride(0),
             v.data_ptr(),
@@ -125,6 +133,8 @@ class CppBackend(Composed):
             address(layer.k_scale),
             address(layer.v_scale),
         )
+        if status:
+            raise self._failure(status, f"kv_write of {k.shape[0]} tokens")
 
     def paged_attention(
         self,
@@ -147,7 +157,12 @@ class CppBackend(Composed):
         task.alibi = address(alibi)
         task.alibi_stride = 0 if alibi is None else alibi.shape[1]
         task.softcap = softcap or 0.0
-        self._attention(ctypes.byref(task), layout.context_length.shape[0])
+        sequences = layout.context_length.shape[0]
+        status = self._attention(ctypes.byref(task), sequences)
+        if status:
+            raise self._failure(
+                status, f"attention of {q.shape[0]} tokens in {sequences} sequences"
+            )
         return out
 
     def rms_norm(
@@ -157,7 +172,7 @@ class CppBackend(Composed):
         x = x.contiguous()
         y = torch.empty(x.shape)
         n = x.shape[-1]
-        self._library.tm_rms_norm(
+        status = self._library.tm_rms_norm(
             x.data_ptr(),
             x.numel() // n,
             n,
@@ -166,6 +181,8 @@ class CppBackend(Composed):
             epsilon,
             y.data_ptr(),
         )
+        if status:
+            raise self._failure(status, f"rms_norm {list(x.shape)}")
         return y
 
     def silu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -173,7 +190,11 @@ class CppBackend(Composed):
         gate_up = gate_up.contiguous()
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         y = torch.empty((rows, inner))
-        self._library.tm_silu_multiply(gate_up.data_ptr(), rows, inner, y.data_ptr())
+        status = self._library.tm_silu_multiply(
+            gate_up.data_ptr(), rows, inner, y.data_ptr()
+        )
+        if status:
+            raise self._failure(status, f"silu_multiply {list(gate_up.shape)}")
         return y
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -182,7 +203,7 @@ class CppBackend(Composed):
             super().rotate(x, cos, sin)
             return
         cos, sin = cos.contiguous(), sin.contiguous()
-        self._library.tm_rotate(
+        status = self._library.tm_rotate(
             x.data_ptr(),
             x.shape[0],
             x.stride(0),
@@ -191,6 +212,8 @@ class CppBackend(Composed):
             cos.data_ptr(),
             sin.data_ptr(),
         )
+        if status:
+            raise self._failure(status, f"rotate {list(x.shape)}")
 
     def llama_layer(
         self,
@@ -206,7 +229,7 @@ class CppBackend(Composed):
         if not isinstance(prepared, PreparedLayer) or prepared.store is not layer:
             prepared = weights.prepared = PreparedLayer(weights, layer)
         prepared.enter(layout)
-        self._library.tm_llama_layer(
+        status = self._library.tm_llama_layer(
             prepared.weights_address,
             prepared.task_address,
             layout.slot_mapping.data_ptr(),
@@ -216,3 +239,8 @@ class CppBackend(Composed):
             x.shape[0],
             layout.context_length.shape[0],
         )
+        if status:
+            raise self._failure(status, f"a decoder layer of {x.shape[0]} tokens")
+
+    def _failure(self, status: int, asked: str) -> Exception:
+        return failure(self._library, status, asked)

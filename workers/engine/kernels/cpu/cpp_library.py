@@ -1,10 +1,13 @@
 """Finds the compiled kernels beside this file and declares their C functions."""
 
 import ctypes
+import enum
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
+
+from .....shared.errors import EngineError
 
 POINTER = ctypes.c_void_p
 LONG = ctypes.c_int64
@@ -71,26 +74,35 @@ class LlamaLayer(ctypes.Structure):
     )
 
 
-INTERFACE: Final = 3
+class Status(enum.IntEnum):
+    """Mirror of `Status` in csrc/kernels.cpp: what the kernels' calls answer."""
+
+    DONE = 0
+    OUT_OF_MEMORY = 1
+    FAILED = 2
+
+
+INTERFACE: Final = 4
 """What `tm_interface` must answer: an older build would misread our structs."""
 SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     "tm_interface": (INT, []),
+    "tm_last_error": (ctypes.c_char_p, []),
     "tm_isa": (ctypes.c_char_p, []),
     "tm_use": (INT, [ctypes.c_char_p]),
     "tm_set_threads": (None, [INT]),
     "tm_linear": (
-        None,
+        INT,
         [POINTER, LONG, LONG, LONG, POINTER, POINTER, LONG, POINTER, POINTER, INT],
     ),
     "tm_kv_write": (
-        None,
+        INT,
         [POINTER, LONG, POINTER, LONG, POINTER, *[LONG] * 5, *[POINTER] * 4],
     ),
-    "tm_attention": (None, [POINTER, LONG]),
-    "tm_rms_norm": (None, [POINTER, LONG, LONG, POINTER, LONG, FLOAT, POINTER]),
-    "tm_silu_multiply": (None, [POINTER, LONG, LONG, POINTER]),
-    "tm_rotate": (None, [POINTER, LONG, LONG, LONG, LONG, POINTER, POINTER]),
-    "tm_llama_layer": (None, [*[POINTER] * 6, LONG, LONG]),
+    "tm_attention": (INT, [POINTER, LONG]),
+    "tm_rms_norm": (INT, [POINTER, LONG, LONG, POINTER, LONG, FLOAT, POINTER]),
+    "tm_silu_multiply": (INT, [POINTER, LONG, LONG, POINTER]),
+    "tm_rotate": (INT, [POINTER, LONG, LONG, LONG, LONG, POINTER, POINTER]),
+    "tm_llama_layer": (INT, [*[POINTER] * 6, LONG, LONG]),
 }
 
 
@@ -124,3 +136,23 @@ def load() -> ctypes.CDLL:
             f"{INTERFACE} is expected; reinstall to build it again"
         )
     return library
+
+
+def failure(library: ctypes.CDLL, status: int, asked: str) -> Exception:
+    """Returns the exception for a call that did not answer `Status.DONE`.
+
+    Args:
+        library: The kernels; asked on the thread that made the call.
+        status: What the call answered.
+        asked: The operation and its sizes, for the message.
+
+    Returns:
+        MemoryError where memory ran out, which a smaller step may mend.
+    """
+    if status == Status.OUT_OF_MEMORY:
+        return MemoryError(
+            f"the C++ kernels could not allocate their workspace for {asked}; "
+            "free memory, raise the limit, or compute fewer tokens at once"
+        )
+    reason = library.tm_last_error().decode(errors="replace")
+    return EngineError(f"the C++ kernels failed in {asked}: {reason}")

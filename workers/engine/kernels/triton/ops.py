@@ -35,7 +35,7 @@ class TritonOps:
         tiling: Tiling | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self._int8_matmul = int8_matmul
+        self.int8_matmul = int8_matmul
         self._tiling = tiling or Tiling()
 
     def quantize_weight(
@@ -92,11 +92,11 @@ class TritonOps:
             raise EngineError(
                 f"input is {list(x.shape)}; expected [tokens, {weight.in_features}]"
             )
-        if self._int8_matmul is None or weight.activations != "int8":
+        if self.int8_matmul is None or weight.activations != "int8":
             return linear(x, weight, bias)
         x = x.contiguous()
         values, scale = quantize_rows(x, "int8")
-        products = self._int8_matmul(values, weight.data)
+        products = self.int8_matmul(values, weight.data)
         return rescale(products, x, scale, weight.scale, bias=bias)
 
     def kv_write(
@@ -178,7 +178,7 @@ class TritonOps:
         """Returns what runs on which device, for the log and `tokenmill doctor`."""
         cuda = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if cuda else "interpreter"
-        matmul = self._int8_matmul
+        matmul = self.int8_matmul
         return {
             "backend": f"triton {triton.__version__}",
             "reason": f"device {self.device} ({name})",

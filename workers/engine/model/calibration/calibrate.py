@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
     from ..cache import Progress
 
-SAMPLES: Final = 512
-LENGTH: Final = 32
-"""Tokens a sample."""
-_ROWS: Final = 16
+_ROW_TOKENS: Final = 1024
+"""Tokens in a forward pass: their logits and gradients bound the memory."""
 _CORRECTED: Final = ("qkv", "output", "head")
 """Layers whose bias takes the mean error off; the kernels' MLP has no bias."""
 
@@ -68,10 +66,17 @@ def calibrate(
         raise ModelLoadError("the calibration text is too short for even one sample")
     import_transformers()
     config = family.load_config(path)
+    highest = max(map(max, samples))
+    if highest >= config.vocab_size:
+        raise ModelLoadError(
+            f"the calibration text has token {highest}, but the model's vocabulary is "
+            f"{config.vocab_size}: take a text without that token"
+        )
     wish = Wish(weights="float32", target=choose_target("cpu", "float32"), fused=False)
     model = read_model(path, family, config, wish, {}, progress).model
+    rows = max(1, _ROW_TOKENS // max(map(len, samples)))
     statistics = Statistics(model, int(config.num_key_value_heads))
-    statistics.run(token_batches(list(samples), _ROWS, progress))
+    statistics.run(token_batches(list(samples), rows, progress))
     search = _Search(model, config, statistics)
     for done, key in enumerate(statistics.linears):
         search.add(key)

@@ -9,6 +9,7 @@ are divided and the output projection multiplied. The idea is SmoothQuant's (Xia
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,6 +51,26 @@ class Shape(Protocol):
 def normed_heads(model_type: str) -> bool:
     """Returns whether a family norms each query and key head before rotating it."""
     return model_type == "qwen3"
+
+
+def powers_of_two(scales: Scales) -> dict[str, torch.Tensor]:
+    """Returns scales rounded to powers of two; means stay as they are.
+
+    A norm or a weight in half precision is then divided without rounding, so that the
+    columns that carry the scale still cancel it exactly.
+
+    Args:
+        scales: All positive, float32.
+    """
+    rounded = {}
+    for name, values in scales.items():
+        if name.endswith("_scale"):
+            fraction, exponent = torch.frexp(values)  # fraction in [0.5, 1)
+            exponent = torch.where(fraction < math.sqrt(0.5), exponent - 1, exponent)
+            rounded[name] = torch.ldexp(torch.ones_like(values), exponent)
+        else:
+            rounded[name] = values
+    return rounded
 
 
 class _Folds:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from .....shared.errors import ModelLoadError
+from ..vocabulary import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 SHIPPED_TEXT: Final = Path(__file__).parent / "shipped" / "text.jsonl"
 """Passages of Python Enhancement Proposals; see the README beside them."""
 SHIPPED_NAME: Final = "passages of Python Enhancement Proposals"
+SAMPLES: Final = 512
+LENGTH: Final = 64
+"""Tokens a sample."""
 MOST_UNSEEN: Final = 0.08
 """Share of a user's words that a calibration text may lack."""
 _WORD: Final = re.compile(r"\w+")
@@ -72,15 +76,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Returns a checkpoint's tokenizer.
 
     Raises:
-        ModelLoadError: It has no tokenizer.json.
+        ModelLoadError: It has no tokenizer.json, or tokens that the model has not.
     """
-    from tokenizers import Tokenizer
-
-    file = path / "tokenizer.json"
-    if not file.is_file():
+    if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path} has no tokenizer.json, which calibration needs")
-    tokenizer: Tokenizer = Tokenizer.from_file(str(file))
-    return tokenizer
+    return read_tokenizer(path)
 
 
 def make_samples(

@@ -16,7 +16,7 @@ from .....shared.errors import ModelLoadError
 from ..families import kv_shape
 from ..quantize import INT8_WEIGHTS, Weights
 from .files import find_calibration
-from .folding import Scales, make_folds, normed_heads
+from .folding import Scales, make_folds, normed_heads, powers_of_two
 from .result import Calibration
 from .smoothing import scales_from_weights
 from .tuning import Tuning, linear_key
@@ -41,6 +41,7 @@ def choose_tuning(
     kv: KVKind,
     choice: CalibrationChoice,
     fused: bool = True,
+    half: bool = False,
 ) -> Tuning:
     """Decides how a model's weights are to be changed while they are read.
 
@@ -52,6 +53,7 @@ def choose_tuning(
         kv: Precision of the KV pool.
         choice: See `CalibrationChoice`.
         fused: Projections are merged, which makes slots of float layers, too.
+        half: Round scales to powers of two: half precision divides by them exactly.
 
     Returns:
         The tuning; empty for the exact mode, unless a calibration is given.
@@ -68,7 +70,7 @@ def choose_tuning(
         inputs = weights in INT8_WEIGHTS or weights == "float32"
         head = weights in INT8_WEIGHTS or fused or not config.tie_word_embeddings
         return _from_calibration(
-            config, choice, inputs=inputs, source="as given", head=head
+            config, choice, inputs=inputs, source="as given", head=head, half=half
         )
     found = find_calibration(path)
     log.info("calibration_chosen", source=found.source)
@@ -76,12 +78,17 @@ def choose_tuning(
         check_shapes(config, found.calibration.tensors)
         inputs = weights in INT8_WEIGHTS
         return _from_calibration(
-            config, found.calibration, inputs=inputs, source=found.source
+            config, found.calibration, inputs=inputs, source=found.source, half=half
         )
     if kv == "float32":
         return Tuning(source=found.source)
-    folds = make_folds(config, scales_from_weights(path, config), inputs=False)
+    scales = _rounded(scales_from_weights(path, config), half=half)
+    folds = make_folds(config, scales, inputs=False)
     return Tuning(folds, version="smooth1", source=found.source)
+
+
+def _rounded(scales: Scales, *, half: bool) -> Scales:
+    return powers_of_two(scales) if half else scales
 
 
 def _from_calibration(
@@ -91,8 +98,9 @@ def _from_calibration(
     inputs: bool,
     source: str,
     head: bool = True,
+    half: bool = False,
 ) -> Tuning:
-    scales = calibration.tensors
+    scales = _rounded(calibration.tensors, half=half)
     if not inputs:
         folds = make_folds(config, scales, inputs=False)
         return Tuning(folds, version=calibration.digest, source=source)

@@ -23,11 +23,16 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
+        from .reader import CheckedReader, DamagedTensor
 
         self.path = path
         try:
-            self._reader: GGUFReader = GGUFReader(path)
+            self._reader = CheckedReader(path)
+        except DamagedTensor as error:
+            raise ModelLoadError(
+                f"{path} is not a readable GGUF file: {error}; it is damaged or cut "
+                "short, fetch it again"
+            ) from error
         except (
             OSError,
             ValueError,
@@ -36,9 +41,10 @@ class GgufFile:
             ArithmeticError,
             AttributeError,
         ) as error:
+            # What the library says is of its own arrays, which tells a user nothing.
             raise ModelLoadError(
-                f"{path} is not a readable GGUF file: {error}; it is damaged or cut "
-                "short, fetch it again"
+                f"{path} is not a readable GGUF file: {_what_is_wrong(path)}; it is "
+                "damaged or cut short, fetch it again"
             ) from error
         parts = self.integer("split.count", 1)
         if parts > 1:
@@ -121,6 +127,22 @@ class GgufFile:
                 f"{tensor.tensor_type.name} cannot be read: {error}"
             ) from error
         return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _what_is_wrong(path: Path) -> str:
+    """Tells why a file's header cannot be read."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            beginning = stream.read(8)
+    except OSError as error:
+        return str(error)
+    if beginning[:4] != b"GGUF":
+        return "it does not begin with 'GGUF'"
+    version = int.from_bytes(beginning[4:], "little")
+    if version not in (2, 3):
+        return f"it is of version {version}, expected 2 or 3"
+    return f"its {size} bytes hold no whole header"
 
 
 def shape_of(tensor: "ReaderTensor") -> tuple[int, ...]:

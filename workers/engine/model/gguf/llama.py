@@ -163,9 +163,10 @@ class LlamaGguf(GgufFile):
         expected = _expected_shapes(self.config())
         missing = sorted(set(expected) - self._names)
         if missing:
+            shown = ", ".join(missing[:_NAMED_IN_MESSAGE])
             raise ModelLoadError(
-                f"{self.path} lacks {len(missing)} tensors that its metadata calls for "
-                f"({', '.join(missing[:_NAMED_IN_MESSAGE])}); fetch it again"
+                f"{self.path} lacks {len(missing)} tensor{'s' * (len(missing) > 1)} "
+                f"that its metadata calls for ({shown}); fetch it again"
             )
         for tensor in self.stored:
             wanted = expected.get(tensor.name)

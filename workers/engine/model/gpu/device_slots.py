@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from .....shared.errors import ModelLoadError
+import structlog
+
+from ..device import check_device
 from ..placing import Maker
 from .bnb_linear import BitsAndBytesInt8Linear, BitsAndBytesNf4Linear
 from .device_linear import DeviceFloatLinear, Place
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from ..device import Target
     from ..quantize import EmptyLinear, Weights
 
+log = structlog.get_logger("tokenmill.model")
+
 OUTLIER_COLUMNS: Final = 16
-"""Inputs of a layer that 8-bit rows leave in full precision."""
+"""Inputs that 8-bit rows leave in full precision where a layer's mean is known."""
+_LAYER_LINEARS: Final = ("qkv", "output", "gate_up", "down")
 Home = Callable[[str], "torch.device"]
 """The device that keeps a layer's weights, by the layer's dotted name."""
 
@@ -45,10 +50,10 @@ def device_maker(
     Raises:
         ModelLoadError: This precision needs a GPU's kernels.
     """
-    if weights == "int8-a8" and not target.is_accelerator:
-        raise ModelLoadError(
-            "weights='int8-a8' needs a GPU's kernels; use 'int8' on a CPU"
-        )
+    if not target.is_accelerator:
+        check_device(weights, target.name)
+    if weights == "int8-a8" or (weights == "int8-bnb" and threshold == 0):
+        _warn_without_columns(weights, tuning)
     if weights in ("int8", "int8-a8"):
         return _int8_maker(weights, target, home, tuning)
     if weights in ("int8-bnb", "nf4"):
@@ -83,11 +88,25 @@ def _library_maker(
     return make
 
 
+def _warn_without_columns(weights: Weights, tuning: Tuning) -> None:
+    """Says which layers quantize outliers, too, for want of a calibrated mean."""
+    calibrated = {key.rpartition(".")[2] for key in tuning.means}
+    without = [linear for linear in _LAYER_LINEARS if linear not in calibrated]
+    if without:
+        log.warning(
+            "no_outlier_columns",
+            weights=weights,
+            layers=without,
+            reason="the calibration has no mean of their inputs",
+            cost="large inputs widen the scale of their 8-bit rows; quality is lower",
+        )
+
+
 def outlier_columns(tuning: Tuning, name: str) -> list[int]:
     """Returns the inputs of a layer that are largest on average, by calibration.
 
     Args:
-        tuning: Empty without calibration; then there are none.
+        tuning: A layer without a mean in it has none.
         name: The layer's dotted name.
     """
     mean = tuning.mean(name)
@@ -100,9 +119,9 @@ def outlier_columns(tuning: Tuning, name: str) -> list[int]:
 
 def _int8_maker(weights: Weights, target: Target, home: Home, tuning: Tuning) -> Maker:
     from .int8 import DeviceInt8Linear, WideInt8Linear
-    from .linear import MeasuredMatmul
+    from .linear import shared_matmul
 
-    matmul = MeasuredMatmul()
+    matmul = shared_matmul(target.ops)
 
     def make(name: str, inputs: int, outputs: int) -> EmptyLinear:
         place = Place(target.device, home(name), target.dtype)

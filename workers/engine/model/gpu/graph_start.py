@@ -10,6 +10,7 @@ import torch
 
 from ..rope import LENGTH_DEPENDENT, rope_type
 from .graphs import Buckets, DecodeGraphs, DecodeInputs, PlaceLayout, Recorder
+from .warm_up import warm_up
 
 if TYPE_CHECKING:
     from ..assembly import Checkpoint
@@ -26,7 +27,7 @@ class GraphWish(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int
     """Most tokens of a step."""
     enabled: bool = True
-    """False measures the products alone."""
+    """False records no steps; the rest is done all the same."""
 
 
 def decode_graphs(
@@ -60,7 +61,7 @@ def _static_layout() -> PlaceLayout:
 def add_graphs(
     runner: TransformersRunner, checkpoint: Checkpoint, wish: GraphWish | None
 ) -> None:
-    """Measures integer products, then records decode steps, where there is a GPU.
+    """Measures integer products, warms up, then records decode steps, on a GPU.
 
     Args:
         runner: Given its graphs.
@@ -70,6 +71,7 @@ def add_graphs(
     if wish is None or runner.target.device.type != "cuda":
         return
     _prepare_products(checkpoint, wish)
+    warm_up(runner, wish.step_tokens, wish.max_running)
     reason = _why_not(checkpoint, wish)
     if reason is not None:
         log.info("cuda_graphs_off", reason=reason)
@@ -105,8 +107,12 @@ def _prepare_products(checkpoint: Checkpoint, wish: GraphWish) -> None:
     from .int8 import DeviceInt8Linear
     from .linear import MeasuredMatmul
 
+    matmul: MeasuredMatmul | None = None
     for module in checkpoint.model.modules():
         if not isinstance(module, DeviceInt8Linear):
             continue
         if isinstance(module.matmul, MeasuredMatmul):
             module.matmul.prepare([module.weight], wish.step_tokens)
+            matmul = module.matmul
+    if matmul is not None:
+        log.info("int8_products_chosen", products=matmul.report())

@@ -186,7 +186,9 @@ class DecodeInputs:
         )
         return self._rows.token_ids[:rows], self._place_layout(layout, bucket.context)
 
-    def fill(self, batch: StepBatch | None, bucket: Bucket) -> None:
+    def fill(
+        self, batch: StepBatch | None, bucket: Bucket, *, padding_context: int = 1
+    ) -> None:
         """Puts a decode step into the tensors; rows beyond it become padding.
 
         The step before it must have ended: its logits were awaited.
@@ -195,15 +197,17 @@ class DecodeInputs:
             batch: One token a sequence, in a bucket that holds it; None is padding
                 alone.
             bucket: Only its rows are written.
+            padding_context: Tokens that a padding row attends over, all scratch.
         """
         slices = () if batch is None else batch.slices
         rows, real = bucket.rows, len(slices)
         host = self._host
         host.token_ids[real:rows] = 0
-        host.positions[real:rows] = 0
+        host.positions[real:rows] = padding_context - 1
         host.slots[real:rows] = self._scratch * self._block_size
-        host.contexts[real:rows] = 1
-        host.tables[real:rows, 0] = self._scratch
+        host.contexts[real:rows] = padding_context
+        blocks = -(-padding_context // self._block_size)
+        host.tables[real:rows, :blocks] = self._scratch
         if batch is not None:
             layout = StepLayout.from_batch(batch, self._block_size)
             host.token_ids[:real] = torch.from_numpy(batch.token_ids)
@@ -258,6 +262,12 @@ class DecodeGraphs:
         """Returns a bucket's step as it is recorded, for comparing with its replay."""
         token_ids, layout = self._inputs.view(bucket)
         return lambda: self._forward(token_ids, layout)
+
+    def fill_half(self, bucket: Bucket) -> int:
+        """Fills a bucket with padding at half its context, which is returned."""
+        context = max(1, bucket.context // 2)
+        self._inputs.fill(None, bucket, padding_context=context)
+        return context
 
     def replay(self, bucket: Bucket) -> Replay:
         """Returns a recorded step.

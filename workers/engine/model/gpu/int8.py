@@ -19,6 +19,9 @@ from ...kernels.triton.ops import Int8Matmul
 from ...kernels.triton.quantize import quantize_rows
 from .device_linear import DeviceLinear, Place, checked_columns
 
+_ROWS_AT_ONCE = 1024
+"""Rows of a weight that are float64 at a time: a whole head would take gigabytes."""
+
 
 class DeviceInt8Linear(DeviceLinear):
     """INT8 weights, 8-bit rows and static outlier columns in full precision.
@@ -128,14 +131,14 @@ class WideInt8Linear(DeviceLinear):
         """Quantizes and keeps the weight."""
         left = self.arriving(weight)
         mean = None if self._mean is None else self._mean.to(left.device).double()
-        lost = None if mean is None else left.double() @ mean
+        lost = None if mean is None else _averages(left, mean)
         for plane in self._planes:
             values, scale = quantize_channels(left)
             self.keep(plane, values)
             self.keep(f"{plane}_scale", scale)
             left = left - values * scale[:, None]
             if lost is not None and mean is not None:
-                lost = lost - (values.double() @ mean) * scale
+                lost = lost - _averages(values, mean) * scale
         self._correction = None if lost is None else lost.float()
         self._join_biases()
 
@@ -143,6 +146,10 @@ class WideInt8Linear(DeviceLinear):
         """Keeps the bias beside what corrects the weight."""
         self._own_bias = bias.to(self.place.device, torch.float32, copy=True)
         self._join_biases()
+
+    def settle(self) -> None:
+        """Lets go of what the bias was made of."""
+        self._mean = self._own_bias = self._correction = None
 
     def _join_biases(self) -> None:
         parts = [b for b in (self._own_bias, self._correction) if b is not None]
@@ -166,3 +173,14 @@ class WideInt8Linear(DeviceLinear):
             "int16",
             "triton",
         )
+
+
+def _averages(weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """Returns weight @ mean as float64 [rows], some rows at a time.
+
+    Args:
+        weight: [rows, in_features], float32 or int8.
+        mean: float64 [in_features].
+    """
+    starts = range(0, len(weight), _ROWS_AT_ONCE)
+    return torch.cat([weight[s : s + _ROWS_AT_ONCE].double() @ mean for s in starts])

@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from .....shared.errors import EngineError
+from ...kernels.protocol import OpsProtocol
 from ...kernels.triton.linear import int8_matmul as triton_matmul
 from ...kernels.triton.ops import Int8Matmul, TritonOps
 
@@ -130,7 +131,7 @@ class MeasuredMatmul:
                 rows *= 2
 
     def report(self) -> dict[str, str]:
-        """Returns which library runs each "rows x K x N", for `tokenmill doctor`."""
+        """Returns which library runs each "rows x K x N", for the log."""
         return {
             f"{rows}x{inner}x{columns}": name
             for (rows, inner, columns), name in sorted(self._chosen.items())
@@ -168,13 +169,26 @@ def _bucket(rows: int) -> int:
     return 1 << max(rows - 1, 0).bit_length()
 
 
-def gpu_ops(device: torch.device | str) -> TritonOps:
-    """The operations of a model on a GPU, with measured INT8 products.
+def gpu_ops(device: torch.device | str, *, measured: bool = True) -> TritonOps:
+    """The operations of a model on a GPU.
 
     Args:
         device: The CUDA device.
+        measured: With an INT8 product that picks its library by shape; only weights
+            with 8-bit rows use it.
 
     Returns:
         An `OpsProtocol`.
     """
-    return TritonOps(device, int8_matmul=MeasuredMatmul())
+    return TritonOps(device, int8_matmul=MeasuredMatmul() if measured else None)
+
+
+def shared_matmul(ops: OpsProtocol) -> Int8Matmul:
+    """Returns the INT8 product of a device's operations, which names it to people.
+
+    Args:
+        ops: Operations that were given none, or a host's, get one that is measured.
+    """
+    if isinstance(ops, TritonOps) and ops.int8_matmul is not None:
+        return ops.int8_matmul
+    return MeasuredMatmul()

@@ -6,6 +6,7 @@ after it: a step then takes as long as the copy, but a model that is too large r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,8 @@ from torch import nn
 
 from .....shared.errors import ModelLoadError
 from ..placing import is_linear
+from ..quantize import INT8_WEIGHTS
+from ..sizes import NF4_BITS
 
 if TYPE_CHECKING:
     from ..quantize import Weights
@@ -57,9 +60,12 @@ def module_bytes(module: nn.Module, weights: Weights, dtype: torch.dtype) -> int
     total = 0
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            if is_linear(part) and name == "weight" and weights in ("int8", "int8-a8"):
+            linear = is_linear(part) and name == "weight"
+            if linear and weights in INT8_WEIGHTS:
                 rows = max(parameter.shape)  # of a transposed layer, too: no less
                 total += parameter.numel() + rows * _INT8_SCALE_BYTES
+            elif linear and weights == "nf4":
+                total += math.ceil(parameter.numel() * NF4_BITS / 8)
             else:
                 total += parameter.numel() * dtype.itemsize
     return total

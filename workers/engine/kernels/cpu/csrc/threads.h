@@ -10,8 +10,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -31,13 +34,22 @@ class Pool {
   using Call = void (*)(const void* body, int64_t item);
 
   explicit Pool(int helpers) : helpers_(helpers), process_(getpid()) {
-    for (int i = 0; i < helpers; ++i) std::thread([this] { help(); }).detach();
+    // With fewer helpers the caller does more itself. Throwing here would free the
+    // pool under the helpers that have begun.
+    int begun = 0;
+    try {
+      for (; begun < helpers; ++begun) std::thread([this] { help(); }).detach();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "tokenmill kernels: %d of %d helper threads, then: %s\n",
+                   begun, helpers, error.what());
+    }
   }
 
   int helpers() const { return helpers_; }
   bool alive() const { return process_ == getpid(); }  // threads do not survive fork
 
-  // Calls call(body, item) once for each item below `count`, on any thread.
+  // Calls call(body, item) once for each item below `count`, on any thread. Throws what
+  // the first failing item threw, after all others: until then helpers use `body`.
   void run(uint32_t count, Call call, const void* body) {
     std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
     if (!turn.owns_lock()) {  // another thread computes: its work comes first
@@ -59,6 +71,10 @@ class Pool {
     for (int spins = 0; done_.load(std::memory_order_acquire) != count; ++spins)
       if (spins < 2000) pause_briefly();
       else std::this_thread::yield();
+    if (failed_.load(std::memory_order_relaxed)) {
+      failed_.store(false, std::memory_order_relaxed);
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
   }
 
  private:
@@ -69,7 +85,11 @@ class Pool {
     while ((uint32_t)seen > 0) {
       if (!ticket_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel))
         continue;
-      call_(body_, count_ - (uint32_t)seen);
+      try {
+        call_(body_, count_ - (uint32_t)seen);
+      } catch (...) {
+        if (!failed_.exchange(true)) error_ = std::current_exception();
+      }
       done_.fetch_add(1, std::memory_order_release);
       return true;
     }
@@ -101,6 +121,8 @@ class Pool {
   Call call_ = nullptr;
   const void* body_ = nullptr;
   uint32_t count_ = 0, generation_ = 0;
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;  // `done_` publishes it
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<uint32_t> done_{0};
 };
