@@ -20,7 +20,7 @@ SHIPPED_TEXT: Final = Path(__file__).parent / "shipped" / "text.jsonl"
 """Passages of Python Enhancement Proposals; see the README beside them."""
 SHIPPED_NAME: Final = "passages of Python Enhancement Proposals"
 SAMPLES: Final = 512
-LENGTH: Final = 64
+LENGTH: Final = 16
 """Tokens a sample."""
 MOST_UNSEEN: Final = 0.08
 """Share of a user's words that a calibration text may lack."""
