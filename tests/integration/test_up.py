@@ -111,12 +111,12 @@ def test_a_killed_worker_is_replaced_under_a_new_name(pool) -> None:
 
 def test_a_killed_redis_is_started_again_with_its_data_and_address(pool) -> None:
     url, (first,) = pool.url, pool.pids("redis")[:1]
+    with redis.Redis.from_url(url) as client:
+        client.config_set("appendfsync", "always")  # else the last second may be lost
     with SyncClient(url) as mill:
         done = mill.submit(Prompt("before", model=MODEL))
         assert done.result(timeout=20).text == "before"
         job_id = done.id
-        with redis.Redis.from_url(url) as client:
-            client.execute_command("WAITAOF", 1, 0, 5000)  # the last second too
         psutil.Process(first).kill()
         wait_until_sync(lambda: pool.pids("redis")[-1] != first, timeout_s=20)
     with SyncClient(url) as mill:

@@ -226,10 +226,3 @@ def test_a_file_that_is_cut_short_is_told_with_both_sizes(tmp_path: Path) -> Non
     sizes = rf"in tensor model\..*{len(whole) - 100} of {len(whole)} bytes"
     with pytest.raises(ModelLoadError, match=sizes):
         describe(path, Question(num_blocks=4))
-
-
-def test_a_missing_tokenizer_is_told(tmp_path: Path) -> None:
-    path = save_tiny_model("llama", tmp_path)
-    assert describe(path, Question(num_blocks=4))["missing_files"] == []
-    (path / "tokenizer.json").unlink()
-    assert describe(path, Question(num_blocks=4))["missing_files"] == ["tokenizer.json"]
