@@ -41,3 +41,4 @@ async def test_a_busy_worker_beats_at_its_interval() -> None:
     table = JobTable()
     table.empty.clear()
     await asyncio.wait_for(registered(table)._until_next(0.01), 5)
+    assert not table.empty.is_set()  # it did not wait for the last job's end
