@@ -38,7 +38,9 @@ class Measured:
 
     def head(self, windows: int) -> Measured:
         """Returns the same of the first windows alone."""
-        return Measured(self.losses[:windows], self.best[:windows], self.outputs)
+        return Measured(
+            self.losses[:windows], self.best[:windows], self.outputs[:windows]
+        )
 
     def save(self, file: Path) -> None:
         """Keeps it for a later run."""
