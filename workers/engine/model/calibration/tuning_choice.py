@@ -64,27 +64,32 @@ def choose_tuning(
     exact = weights not in INT8_WEIGHTS and kv == "float32"
     if not family.llama_pattern or choice is None or (exact and choice == "auto"):
         return Tuning()
-    if isinstance(choice, Calibration):
-        check_shapes(config, choice.tensors)
-        # Float layers take input scales too: that is how the folding is tested.
-        inputs = weights in INT8_WEIGHTS or weights == "float32"
-        head = weights in INT8_WEIGHTS or fused or not config.tie_word_embeddings
+    calibration, source = _of_choice(path, choice)
+    if calibration is not None:
+        check_shapes(config, calibration.tensors)
+        quantized = weights in INT8_WEIGHTS
+        # Float layers take a given one's input scales too: so the folding is tested.
+        inputs = quantized or (calibration is choice and weights == "float32")
+        head = quantized or fused or not config.tie_word_embeddings
         return _from_calibration(
-            config, choice, inputs=inputs, source="as given", head=head, half=half
-        )
-    found = find_calibration(path)
-    log.info("calibration_chosen", source=found.source)
-    if found.calibration is not None:
-        check_shapes(config, found.calibration.tensors)
-        inputs = weights in INT8_WEIGHTS
-        return _from_calibration(
-            config, found.calibration, inputs=inputs, source=found.source, half=half
+            config, calibration, inputs=inputs, source=source, head=head, half=half
         )
     if kv == "float32":
-        return Tuning(source=found.source)
+        return Tuning(source=source)
     scales = _rounded(scales_from_weights(path, config), half=half)
     folds = make_folds(config, scales, inputs=False)
-    return Tuning(folds, version="smooth1", source=found.source)
+    return Tuning(folds, version="smooth1", source=source)
+
+
+def _of_choice(
+    path: Path, choice: Calibration | Literal["auto"]
+) -> tuple[Calibration | None, str]:
+    """Returns the calibration to use, if any, and where it comes from."""
+    if isinstance(choice, Calibration):
+        return choice, "as given"
+    found = find_calibration(path)
+    log.info("calibration_chosen", source=found.source)
+    return found.calibration, found.source
 
 
 def _rounded(scales: Scales, *, half: bool) -> Scales:
@@ -97,8 +102,8 @@ def _from_calibration(
     *,
     inputs: bool,
     source: str,
-    head: bool = True,
-    half: bool = False,
+    head: bool,
+    half: bool,
 ) -> Tuning:
     scales = _rounded(calibration.tensors, half=half)
     if not inputs:
