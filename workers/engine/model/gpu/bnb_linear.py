@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from .....shared.errors import ModelLoadError
-from .device_linear import DeviceLinear, Place, checked_columns
+from .device_linear import DeviceLinear, OutlierLinear, Place
 
 
-class BitsAndBytesInt8Linear(DeviceLinear):
+class BitsAndBytesInt8Linear(OutlierLinear):
     """`Linear8bitLt` with static outlier columns, or with its own dynamic threshold.
 
     At a threshold of 0 each row is quantized by its own largest value, and the outlier
@@ -34,9 +34,6 @@ class BitsAndBytesInt8Linear(DeviceLinear):
         EngineError: An outlier column does not exist.
     """
 
-    outlier_columns: torch.Tensor
-    outlier_weight: torch.Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -46,10 +43,11 @@ class BitsAndBytesInt8Linear(DeviceLinear):
         outlier_columns: Iterable[int] = (),
         threshold: float = 0.0,
     ) -> None:
-        super().__init__(in_features, out_features, place)
-        columns = checked_columns(outlier_columns, in_features)
-        self._columns = [] if threshold > 0 else columns
-        self.keep("outlier_columns", torch.tensor(self._columns, dtype=torch.int64))
+        super().__init__(in_features, out_features, place, outlier_columns)
+        if threshold > 0:  # the library finds its own, in each call
+            self.keep("outlier_columns", self.outlier_columns[:0])
+        # On the host: a loop over a device's tensor would wait for it at each column.
+        self._columns: list[int] = self.outlier_columns.tolist()
         self._threshold = threshold
         self.inner: nn.Module | None = None
 
@@ -57,10 +55,7 @@ class BitsAndBytesInt8Linear(DeviceLinear):
         """Quantizes and keeps the weight."""
         import bitsandbytes
 
-        full = self.arriving(weight).clone()
-        columns = self.outlier_columns.to(full.device)
-        self.keep("outlier_weight", full[:, columns].t())
-        full[:, columns] = 0.0
+        full = self.without_outliers(weight)
         layer = bitsandbytes.nn.Linear8bitLt(
             self.in_features,
             self.out_features,

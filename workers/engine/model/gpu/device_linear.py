@@ -89,7 +89,46 @@ class DeviceFloatLinear(DeviceLinear):
         return nn.functional.linear(x, self.weight, bias)
 
 
-def checked_columns(columns: Iterable[int], in_features: int) -> list[int]:
+class OutlierLinear(DeviceLinear):
+    """An INT8 layer of whose inputs some columns stay in full precision.
+
+    Args:
+        in_features: Width of the input.
+        out_features: Width of the output.
+        place: Device, home and type.
+        outlier_columns: Inputs, found by calibration, that are not quantized.
+
+    Raises:
+        EngineError: An outlier column does not exist.
+    """
+
+    outlier_columns: torch.Tensor
+    outlier_weight: torch.Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        place: Place,
+        outlier_columns: Iterable[int],
+    ) -> None:
+        super().__init__(in_features, out_features, place)
+        columns = _checked_columns(outlier_columns, in_features)
+        self.keep("outlier_columns", torch.tensor(columns, dtype=torch.int64))
+
+    def without_outliers(self, weight: torch.Tensor) -> torch.Tensor:
+        """Keeps the outliers' weights and returns the others, float32 on the device.
+
+        The outliers' are zero in it, so that none widens its row's scale.
+        """
+        full = self.arriving(weight).clone()
+        columns = self.outlier_columns.to(full.device)
+        self.keep("outlier_weight", full[:, columns].t())
+        full[:, columns] = 0.0
+        return full
+
+
+def _checked_columns(columns: Iterable[int], in_features: int) -> list[int]:
     """Returns outlier columns, each once and rising.
 
     Raises:

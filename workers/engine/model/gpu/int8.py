@@ -17,13 +17,13 @@ from ...kernels.reference import quantize_channels
 from ...kernels.triton.linear import rescale
 from ...kernels.triton.ops import Int8Matmul
 from ...kernels.triton.quantize import quantize_rows
-from .device_linear import DeviceLinear, Place, checked_columns
+from .device_linear import DeviceLinear, OutlierLinear, Place
 
 _ROWS_AT_ONCE = 1024
 """Rows of a weight that are float64 at a time: a whole head would take gigabytes."""
 
 
-class DeviceInt8Linear(DeviceLinear):
+class DeviceInt8Linear(OutlierLinear):
     """INT8 weights, 8-bit rows and static outlier columns in full precision.
 
     Args:
@@ -39,8 +39,6 @@ class DeviceInt8Linear(DeviceLinear):
 
     weight: torch.Tensor
     weight_scale: torch.Tensor
-    outlier_columns: torch.Tensor
-    outlier_weight: torch.Tensor
 
     def __init__(
         self,
@@ -51,19 +49,12 @@ class DeviceInt8Linear(DeviceLinear):
         outlier_columns: Iterable[int] = (),
         matmul: Int8Matmul,
     ) -> None:
-        super().__init__(in_features, out_features, place)
-        columns = checked_columns(outlier_columns, in_features)
-        self.keep("outlier_columns", torch.tensor(columns, dtype=torch.int64))
+        super().__init__(in_features, out_features, place, outlier_columns)
         self.matmul = matmul
 
     def fill(self, weight: torch.Tensor) -> None:
         """Quantizes and keeps the weight."""
-        full = self.arriving(weight).clone()
-        columns = self.outlier_columns.to(full.device)
-        self.keep("outlier_weight", full[:, columns].t())
-        # Zeroed first, so that an outlier's weight does not widen its row's scale.
-        full[:, columns] = 0.0
-        values, scale = quantize_channels(full)
+        values, scale = quantize_channels(self.without_outliers(weight))
         self.keep("weight", values)
         self.keep("weight_scale", scale)
 
