@@ -25,17 +25,40 @@ class PoolConfig(_Section, frozen=True, kw_only=True):
 
     partitions: int = 1
     buckets: tuple[int, ...] = (128, 512, 2048, 8192)
+    short_tokens: int = 2048
+    """Buckets up to this bound are "short" for `worker.serves`, the others "long"."""
     state_dir: str | None = None
     """Redis data, connection file, logs; None is ~/.local/state/tokenmill."""
 
 
 class LimitsConfig(_Section, frozen=True, kw_only=True):
-    """What the queue accepts."""
+    """What the queue of each model and partition accepts; the active scheduler writes
+    it to Redis, where `enqueue` reads it.
+    """
 
     max_waiting_jobs: int = 100_000
     max_waiting_tokens: int = 50_000_000
+    """Prompt tokens."""
+    max_waiting_bytes: int = 1024**3
+    """Payloads of waiting jobs, all together."""
     tenant_waiting_jobs: int = 100_000
+    tenant_waiting_tokens: int = 50_000_000
+    """Prompt tokens."""
+    tenant_tokens_per_minute: int = 0
+    """Prompt and most output tokens of what a tenant enqueues; 0 is no limit."""
     max_payload_bytes: int = 4 * 1024 * 1024
+    """Of one job."""
+
+
+class TenantConfig(_Section, frozen=True, kw_only=True):
+    """One tenant that differs from the others; None takes the limit of all."""
+
+    weight: float = 1.0
+    """Share of tokens against other tenants while both wait."""
+    waiting_jobs: int | None = None
+    waiting_tokens: int | None = None
+    tokens_per_minute: int | None = None
+    """0 is no limit."""
 
 
 class RetentionConfig(_Section, frozen=True, kw_only=True):
@@ -43,6 +66,26 @@ class RetentionConfig(_Section, frozen=True, kw_only=True):
 
     result_s: float = 3600.0
     """Results, token logs, inputs and idempotency keys."""
+    dead_s: float = 604_800.0
+    """Dead letters, with the record, input and result of the job; never less than
+    `result_s`."""
+
+
+class StorageConfig(_Section, frozen=True, kw_only=True):
+    """Where inputs go that are too large for Redis."""
+
+    url: str | None = None
+    """file:///directory, s3://bucket/prefix or another address that fsspec knows,
+    without credentials; None: no store. Producers, schedulers and the janitor must
+    all reach it."""
+    offload_bytes: int | None = None
+    """Inputs of more bytes than this go to the store; None is half of
+    limits.max_payload_bytes."""
+    max_input_bytes: int = 64 * 1024 * 1024
+    """Largest input that the store takes."""
+    keep_s: float = 86_400.0
+    """An input is removed once it is older than this and no job's record names it;
+    until then its job may still be on its way."""
 
 
 class SchedulerConfig(_Section, frozen=True, kw_only=True):
@@ -58,8 +101,10 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
     """Entries read per lane before they are dispatched."""
     max_attempts: int = 3
     """Runs that may end in a fault before the job fails."""
-    max_lease_losses: int = 5
-    """Lost leases before the job goes to the dead letters."""
+    isolate_after_losses: int = 2
+    """Lost leases after which a job runs alone in a group, so that neighbours live."""
+    max_losses_alone: int = 1
+    """Leases lost while it ran alone before it goes to the dead letters."""
 
 
 class WorkerConfig(_Section, frozen=True, kw_only=True):
@@ -86,6 +131,9 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """Prompt tokens that may be dispatched here and not yet prefilled."""
     max_context: int | None = None
     """Cap on prompt plus output; None is the model's own."""
+    serves: Literal["any", "short", "long"] = "any"
+    """Prompts that it is kept for by their length (`pool.short_tokens`); it takes
+    others while none of its own wait."""
     lease_ms: int = 10_000
     emit_ms: int = 30
     """Deltas are coalesced for this long; the first and the last never wait."""
@@ -121,6 +169,8 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     0 a job's tokens depend on what else is in its batch."""
     kv: Literal["int8", "int4", "float32"] = "int8"
     replicas: int = 1
+    serves: tuple[Literal["any", "short", "long"], ...] = ()
+    """`worker.serves` of each replica; none takes the setting for all."""
 
 
 class LogConfig(_Section, frozen=True, kw_only=True):
@@ -138,7 +188,10 @@ class Config(_Section, frozen=True, kw_only=True):
     pool: PoolConfig = PoolConfig()
     limits: LimitsConfig = LimitsConfig()
     retention: RetentionConfig = RetentionConfig()
+    storage: StorageConfig = StorageConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     worker: WorkerConfig = WorkerConfig()
     models: tuple[ModelConfig, ...] = (ModelConfig(),)
+    tenants: dict[str, TenantConfig] = {}
+    """By name, from the tables `[tenants.<name>]`."""
     log: LogConfig = LogConfig()

@@ -6,8 +6,10 @@ from typing import Final
 
 from .config import Config, ModelConfig
 from .errors import ConfigError
+from .input_refs import url_problem
 from .keys import MODEL_NAME
 from .redis import redact_url
+from .validate import TENANT
 
 _Rule = tuple[Callable[[object], bool], str]
 
@@ -47,15 +49,24 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "pool.buckets": (_rising, "expected 1 to 16 rising numbers of tokens"),
     "limits.max_waiting_jobs": _COUNT,
     "limits.max_waiting_tokens": _COUNT,
+    "limits.max_waiting_bytes": _COUNT,
     "limits.tenant_waiting_jobs": _COUNT,
+    "limits.tenant_waiting_tokens": _COUNT,
+    "limits.tenant_tokens_per_minute": _between(0, 2**40),
     "limits.max_payload_bytes": _between(1024, 512 * 1024 * 1024),
+    "storage.offload_bytes": _none_or(_between(1024, 512 * 1024 * 1024)),
+    "storage.max_input_bytes": _between(1024, 512 * 1024 * 1024),
+    "storage.keep_s": _between(60, 10 * 365 * 86400),
     "retention.result_s": _between(1, 10 * 365 * 86400),
+    "retention.dead_s": _between(1, 10 * 365 * 86400),
     "scheduler.tick_ms": _between(1, 10_000),
     "scheduler.max_wait_ms": _between(0, 60_000),
     "scheduler.leader_lease_ms": _between(200, 600_000),
     "scheduler.read_ahead": _between(1, 100_000),
     "scheduler.max_attempts": _between(1, 1000),
-    "scheduler.max_lease_losses": _between(1, 1000),
+    "scheduler.isolate_after_losses": _between(1, 1000),
+    "scheduler.max_losses_alone": _between(1, 1000),
+    "pool.short_tokens": _COUNT,
     "worker.block_size": _between(1, 1024),
     "worker.num_blocks": _none_or(_COUNT),
     "worker.kv_memory_mb": _between(1, 2**24),
@@ -91,11 +102,51 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
         if not holds(value):
             shown = redact_url(value) if isinstance(value, str) else value
             raise ConfigError(key, f"value {shown!r}; {expected}", origins.get(key))
+    _check_storage(config, origins)
+    _check_tenants(config, origins)
     if not config.models:
         raise ConfigError("models", "expected at least one model")
     seen: set[str] = set()
     for index, model in enumerate(config.models):
         _check_model(f"models[{index}]", model, seen, origins)
+
+
+def _check_storage(config: Config, origins: Mapping[str, str]) -> None:
+    """The address is never shown: a wrong one may have credentials anywhere in it."""
+    url = config.storage.url
+    problem = None if url is None else url_problem(url)
+    if problem is not None:
+        raise ConfigError("storage.url", problem, origins.get("storage.url"))
+    offload, most = config.storage.offload_bytes, config.limits.max_payload_bytes
+    if offload is not None and offload > most:
+        raise ConfigError(
+            "storage.offload_bytes",
+            f"value {offload}; expected at most limits.max_payload_bytes ({most}): "
+            "what lies between could go neither way",
+            origins.get("storage.offload_bytes"),
+        )
+
+
+_TENANT_RULES: Final[Mapping[str, _Rule]] = {
+    "weight": _between(0.001, 1000),
+    "waiting_jobs": _none_or(_COUNT),
+    "waiting_tokens": _none_or(_COUNT),
+    "tokens_per_minute": _none_or(_between(0, 2**40)),
+}
+
+
+def _check_tenants(config: Config, origins: Mapping[str, str]) -> None:
+    for name, tenant in config.tenants.items():
+        if not TENANT.fullmatch(name):
+            raise ConfigError(
+                "tenants",
+                f"'{name[:80]}' cannot be a tenant; expected 1 to 64 letters, digits "
+                "and . _ @ + -, beginning with a letter, a digit or _",
+            )
+        for field, (holds, expected) in _TENANT_RULES.items():
+            key, value = f"tenants.{name}.{field}", getattr(tenant, field)
+            if not holds(value):
+                raise ConfigError(key, f"value {value!r}; {expected}", origins.get(key))
 
 
 def _check_model(
@@ -132,4 +183,11 @@ def _check_model(
             f"{key}.replicas",
             f"value {model.replicas}; expected 0 to 1024",
             origins.get(f"{key}.replicas"),
+        )
+    if model.serves and len(model.serves) != model.replicas:
+        raise ConfigError(
+            f"{key}.serves",
+            f"has {len(model.serves)} entries; expected one for each of the "
+            f"{model.replicas} replicas, or none",
+            origins.get(f"{key}.serves"),
         )

@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from .config import Config, ModelConfig
+from .config import Config, ModelConfig, TenantConfig
 from .config_check import check
 from .errors import ConfigError
 from .redis import redact_url
@@ -36,10 +36,14 @@ RESERVED_PREFIXES: Final = (
 _MODELS_VARIABLE: Final = "TOKENMILL_MODELS"
 
 _SECTIONS: Final = {
-    name: hint for name, hint in get_type_hints(Config).items() if name != "models"
+    name: hint
+    for name, hint in get_type_hints(Config).items()
+    if name not in ("models", "tenants")
 }
 _FIELDS: Final = {name: get_type_hints(kind) for name, kind in _SECTIONS.items()}
 _MODEL_FIELDS: Final = get_type_hints(ModelConfig)
+_TENANTS_VARIABLE: Final = "TOKENMILL_TENANTS"
+_TENANT_FIELDS: Final = get_type_hints(TenantConfig)
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
@@ -64,6 +68,11 @@ class LoadedConfig(msgspec.Struct, frozen=True):
                 key = f"models[{index}].{field}"
                 origin = self.origins.get(key, "default")
                 rows.append((key, getattr(model, field), origin))
+        for name, tenant in self.config.tenants.items():
+            for field in _TENANT_FIELDS:
+                key = f"tenants.{name}.{field}"
+                origin = self.origins.get(key, "default")
+                rows.append((key, getattr(tenant, field), origin))
         return rows
 
 
@@ -119,8 +128,10 @@ def _merge_file(file: Path, values: dict[str, object], origins: dict[str, str]) 
     for section, table in document.items():
         if section == "models":
             values["models"] = _models(table, str(file), origins)
+        elif section == "tenants":
+            values["tenants"] = _tenants(table, str(file), origins)
         elif section not in _SECTIONS:
-            known = ", ".join([*_SECTIONS, "models"])
+            known = ", ".join([*_SECTIONS, "models", "tenants"])
             raise ConfigError(section, f"unknown section; known: {known}", str(file))
         else:
             values[section] = _section(section, table, str(file), origins)
@@ -159,6 +170,24 @@ def _models(
     return read
 
 
+def _tenants(
+    tables: object, origin: str, origins: dict[str, str]
+) -> dict[str, dict[str, object]]:
+    if not isinstance(tables, dict):
+        raise ConfigError("tenants", "expected tables [tenants.<name>]", origin)
+    read: dict[str, dict[str, object]] = {}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"tenants.{name}", "expected a table", origin)
+        own = read[name] = {}
+        for field, raw in table.items():
+            key = f"tenants.{name}.{field}"
+            kind = _kind(key, field, _TENANT_FIELDS, origin)
+            own[field] = _convert(key, raw, kind, origin, from_text=False)
+            origins[key] = origin
+    return read
+
+
 def _merge_variables(
     environ: Mapping[str, str], values: dict[str, object], origins: dict[str, str]
 ) -> None:
@@ -170,6 +199,9 @@ def _merge_variables(
         text = environ[name]
         if name == _MODELS_VARIABLE:
             values["models"] = _models(_models_from_text(text), name, origins)
+            continue
+        if name == _TENANTS_VARIABLE:
+            values["tenants"] = _tenants(_tenants_from_text(text), name, origins)
             continue
         section, _, field = name.removeprefix(PREFIX).lower().partition("_")
         key = f"{section}.{field}" if field else section
@@ -192,6 +224,14 @@ def _models_from_text(text: str) -> list[object]:
     except msgspec.DecodeError as error:
         problem = f"expected names separated by commas or a JSON array: {error}"
         raise ConfigError("models", problem, _MODELS_VARIABLE) from error
+
+
+def _tenants_from_text(text: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        problem = f"expected a JSON object of tenants by name: {error}"
+        raise ConfigError("tenants", problem, _TENANTS_VARIABLE) from error
 
 
 def _kind(key: str, field: str, fields: dict[str, type], origin: str) -> type:

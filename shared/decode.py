@@ -10,8 +10,9 @@ from typing import Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from .errors import InvalidRequest, ProtocolError
+from .errors import InvalidRequest, NewerSchema, ProtocolError
 from .messages import (
+    INPUT_REF_VERSION,
     SCHEMA_VERSION,
     JobClass,
     JobRequest,
@@ -64,15 +65,42 @@ def decode_request(payload: bytes) -> JobRequest:
 
     Raises:
         InvalidRequest: Not JSON, not an object, or a wrong type.
-        ProtocolError: Written by a later version of the protocol.
+        NewerSchema: Of the next version: it may wait for someone who reads it.
+        ProtocolError: Of a version that nobody beside this process can have.
     """
-    request = _convert(_parse(payload, "request"), JobRequest, "request")
-    if request.v > SCHEMA_VERSION:
-        raise ProtocolError(
-            f"the request has schema version {request.v}; this process reads up to "
-            f"{SCHEMA_VERSION}: upgrade it"
+    plain = _parse(payload, "request")
+    # Before the fields are looked at: their types are those of the version.
+    check_version(plain.get("v", 1) if isinstance(plain, dict) else 1, "the request")
+    request = _convert(plain, JobRequest, "request")
+    if request.text_ref is not None and request.v < INPUT_REF_VERSION:
+        raise InvalidRequest(
+            "v",
+            f"a request with text_ref has version {INPUT_REF_VERSION}, found "
+            f"{request.v}; older readers would not see its input",
         )
     return request
+
+
+def check_version(version: object, what: str) -> None:
+    """Refuses a record that is newer than this code.
+
+    Args:
+        version: Its `v`. What is no whole number is left to the decoder.
+        what: The record, for the message.
+
+    Raises:
+        NewerSchema: It is one version ahead, as during a rolling upgrade.
+        ProtocolError: It is further ahead, or no version at all.
+    """
+    if not isinstance(version, int) or isinstance(version, bool):
+        return
+    if version == SCHEMA_VERSION + 1:
+        raise NewerSchema(what, version, SCHEMA_VERSION)
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise ProtocolError(
+            f"{what} has schema version {version}; this process reads 1 to "
+            f"{SCHEMA_VERSION}, and a pool's parts may be one version apart at most"
+        )
 
 
 def _plain_prompt(prompt: Prompt) -> dict[str, object]:

@@ -5,10 +5,12 @@
     ├── InvalidRequest            a field of a prompt is wrong; never retried
     │   ├── PromptTooLong         prompt + max_tokens exceed what the model can hold
     │   ├── PayloadTooLarge       the encoded request exceeds the byte limit
+    │   ├── InputUnreadable       an input by reference is missing, damaged or elsewhere
     │   ├── ControlTokensInText   user text spells one of the model's control tokens
     │   └── InvalidBatch          some prompts of a batch are wrong; none was enqueued
     ├── IdempotencyConflict       same key, different payload
-    ├── QueueFull                 backpressure; carries retry_after_s
+    ├── QueueFull                 backpressure; carries limit and retry_after_s
+    ├── DeadlineUnreachable       refused at submit: it could not be done in time
     ├── ModelUnavailable          no live worker serves the model
     ├── UnknownJob                no record of that job id (or it has expired)
     ├── JobFailed                 the job ended as failed; carries code and message
@@ -16,6 +18,8 @@
     │   └── JobExpired
     ├── ResultTimeout             the caller's time-out passed; the job goes on
     ├── ProtocolError             bytes from Redis that are not our wire format
+    │   └── NewerSchema           a record of the next version: it waits for a reader
+    ├── StorageUnavailable        the store of large inputs does not answer or refuses
     ├── IllegalTransition         an event that the job's state does not allow
     ├── RedisUnavailable          no connection within the time-out
     ├── RedisUnsuitable           server too old, evicting, read-only, wrong password
@@ -28,6 +32,8 @@ A message says what was wrong, what was expected and what to do. `exit_code` is 
 command line's exit status for that kind; `code` is the name on the wire.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -38,6 +44,9 @@ class TokenmillError(Exception):
     exit_code: ClassVar[int] = 1
     enqueued: tuple[str, ...] = ()
     """Ids of the jobs that a call for many had enqueued before this error."""
+    refused: "Mapping[int, TokenmillError]" = MappingProxyType({})
+    """Position in a call for many -> why that job was not enqueued; the others were,
+    unless the whole call broke off."""
 
 
 class ConfigError(TokenmillError):
@@ -88,6 +97,12 @@ class PayloadTooLarge(InvalidRequest):
     code = "payload_too_large"
 
 
+class InputUnreadable(InvalidRequest):
+    """An input by reference is missing, damaged, too large, or not the job's own."""
+
+    code = "input_unreadable"
+
+
 class ControlTokensInText(InvalidRequest):
     """User text spells a control token of the model and the caller did not allow it."""
 
@@ -124,19 +139,42 @@ class IdempotencyConflict(TokenmillError):
 
 
 class QueueFull(TokenmillError):
-    """The queue is at its limit of jobs or tokens; nothing was recorded.
+    """A limit of the queue or of the tenant is reached; nothing was recorded.
 
     Args:
         message: Which limit was reached and its value.
         retry_after_s: Seconds after which a retry has a chance.
+        limit: Its name in the settings, as `max_waiting_jobs`.
     """
 
     code = "queue_full"
     exit_code = 6
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, limit: str = "") -> None:
         self.retry_after_s = retry_after_s
+        self.limit = limit
         super().__init__(f"{message}; retry after {retry_after_s:.1f} s")
+
+
+class DeadlineUnreachable(TokenmillError):
+    """The job asked to be refused when late, and it would be; nothing was recorded.
+
+    Args:
+        needed_s: Seconds until it would be done, at the measured rate.
+        deadline_s: Seconds that it was given.
+    """
+
+    code = "deadline_unreachable"
+    exit_code = 17
+
+    def __init__(self, needed_s: float, deadline_s: float) -> None:
+        self.needed_s = needed_s
+        self.deadline_s = deadline_s
+        super().__init__(
+            f"the job would be done in about {needed_s:.1f} s by what waits before it "
+            f"and the measured rate, and its deadline is in {deadline_s:.1f} s; give "
+            "it more time, or submit it without refuse_late to try all the same"
+        )
 
 
 class ModelUnavailable(TokenmillError):
@@ -202,6 +240,32 @@ class ProtocolError(TokenmillError):
 
     code = "protocol_error"
     exit_code = 13
+
+
+class NewerSchema(ProtocolError):
+    """A record of the next schema version: whoever reads that version will take it.
+
+    Args:
+        what: Which record.
+        version: Its version.
+        readable: The newest that this process reads.
+    """
+
+    code = "newer_schema"
+
+    def __init__(self, what: str, version: int, readable: int) -> None:
+        self.version = version
+        super().__init__(
+            f"{what} has schema version {version}; this process reads up to "
+            f"{readable}: upgrade it"
+        )
+
+
+class StorageUnavailable(TokenmillError):
+    """The store of large inputs does not answer, refuses, or is not configured."""
+
+    code = "storage_unavailable"
+    exit_code = 16
 
 
 class IllegalTransition(TokenmillError):

@@ -240,6 +240,16 @@ class Keys:
         return f"{self.prefix}load"
 
     @property
+    def limits(self) -> str:
+        """hash, what may wait, written by the active scheduler; permanent."""
+        return f"{self.prefix}limits"
+
+    @property
+    def rates(self) -> str:
+        """zset, tenant -> Redis ms at which its allowance of tokens is full again."""
+        return f"{self.prefix}rates"
+
+    @property
     def recent(self) -> str:
         """zset, job id -> Redis ms of enqueue, the newest 10,000."""
         return f"{self.prefix}recent"

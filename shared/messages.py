@@ -4,13 +4,20 @@ JSON rather than msgpack on the wire that clients see, so that a developer in an
 language needs nothing but a Redis library (docs/adr/0002-json-on-the-wire.md).
 """
 
+import datetime as dt
 from enum import StrEnum
 from typing import Final, Literal
 
 import msgspec
 
-SCHEMA_VERSION: Final = 1
-"""Version of every record below; a reader refuses a greater one by name."""
+SCHEMA_VERSION: Final = 2
+"""Newest version of the records below that this code reads. A writer stamps each
+record with the lowest version whose readers understand it
+(docs/adr/0015-schema-versions.md)."""
+FIRST_VERSION: Final = 1
+"""Of records without any newer field; a record without `v` is of this version."""
+INPUT_REF_VERSION: Final = 2
+"""From here on a request may name its input instead of holding it."""
 
 DEFAULT_TENANT: Final = "default"
 DEFAULT_MODEL: Final = "smollm2-135m"
@@ -103,6 +110,24 @@ class Prompt(
     """Seconds to wait before the job is queued."""
     control_tokens: Literal["refuse", "as_text", "allow"] = "refuse"
     """What to do where the text spells a control token such as <|im_end|>."""
+    not_before: dt.datetime | None = None
+    """When the job is to be queued, instead of `delay_s`: a time with its zone, by the
+    clock of Redis."""
+    refuse_late: bool = False
+    """Refuse the job at once when it cannot meet its deadline at the measured rate."""
+
+
+class InputRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A large input outside Redis, in the pool's store. Since version 2."""
+
+    name: str
+    """Relative to the store: `<tenant>/<sha256>`, and nothing else."""
+    size: int
+    """Bytes of the object."""
+    sha256: str
+    """Of the object, in hex."""
+    holds: Literal["text", "messages"] = "text"
+    """The prompt's text in UTF-8, or its messages as a JSON array."""
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,7 +135,9 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by `forbid_unknown_fields` would break rolling upgrades, so `v` is checked instead.
     """
 
-    v: int = SCHEMA_VERSION
+    v: int = FIRST_VERSION
+    text_ref: InputRef | None = None
+    """Instead of `text` and `messages`; such a request has version 2."""
     text: str | None = None
     messages: tuple[Message, ...] | None = None
     sampling: Sampling = Sampling()
@@ -172,7 +199,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`out:<id>`: how a job ended. Written once."""
 
-    v: int = SCHEMA_VERSION
+    v: int = FIRST_VERSION
     id: str
     state: str
     """A terminal `State`."""
@@ -222,7 +249,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of its model, in the hash `tm:models`."""
 
-    v: int = SCHEMA_VERSION
+    v: int = FIRST_VERSION
     model: str
     max_context: int
     """Most tokens of prompt plus output."""
@@ -238,18 +265,22 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 class PoolCard(msgspec.Struct, frozen=True, kw_only=True):
     """What producers need to know of a pool, JSON in the string `tm:pool`."""
 
-    v: int = SCHEMA_VERSION
+    v: int = FIRST_VERSION
     partitions: int = 1
     buckets: tuple[int, ...] = (128, 512, 2048, 8192)
     """Upper bounds in prompt tokens; longer prompts go to `beyond`."""
-    max_waiting_jobs: int = 100_000
-    max_waiting_tokens: int = 50_000_000
-    tenant_waiting_jobs: int = 100_000
     max_payload_bytes: int = 4 * 1024 * 1024
     retention_ms: int = 3_600_000
     """How long results, logs and inputs stay after a job's end."""
     models: tuple[str, ...] = ()
     """Models the pool is configured to serve, alive or not."""
+    storage_url: str | None = None
+    """Where producers put inputs too large for Redis; None: nowhere. It never holds
+    a secret: credentials come from each process's environment."""
+    offload_bytes: int = 0
+    """Inputs of more bytes than this go to the store."""
+    max_input_bytes: int = 0
+    """Largest input that the store takes."""
 
 
 _encoder = msgspec.json.Encoder()

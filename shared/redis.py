@@ -4,7 +4,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, TypeVar, cast
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import redis.asyncio
@@ -15,8 +15,6 @@ from redis.backoff import ExponentialBackoff
 from .errors import ConfigError, RedisUnavailable, RedisUnsuitable
 from .redis_connection import make_cancellable
 
-OLDEST_VERSION: Final = (6, 2)
-"""XADD NOMKSTREAM and ZRANGEBYSCORE in scripts as we use them came with 6.2."""
 _HEALTH_CHECK_S: Final = 15
 """An idle connection is pinged before use after this long."""
 _RETRIES: Final = 3
@@ -24,6 +22,9 @@ _BACKOFF_BASE_S: Final = 0.05
 _BACKOFF_CAP_S: Final = 1.0
 _PASSWORD: Final = re.compile(r"(?P<head>//[^/?#@]*?:)[^/?#]*(?=@)")
 _QUERY_PASSWORD: Final = re.compile(r"(?i)([?&](?:password|username)=)[^&#]*")
+_SERVER_SAYS: Final = re.compile(
+    r"(?:^|-|: )(OOM|READONLY|MISCONF|NOPERM|NOREPLICAS|LOADING|BUSY|MASTERDOWN)\b"
+)
 _KEEPALIVE: Final = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
@@ -113,25 +114,43 @@ def connect(
     return redis.asyncio.Redis.from_pool(pool)
 
 
+def server_says(text: str) -> str | None:
+    """Returns the word by which Redis refuses whatever it is asked, if there is one.
+
+    An error that a script met names it in its midst; Redis 6.2 does so always.
+
+    Args:
+        text: Of an error reply.
+    """
+    match = _SERVER_SAYS.search(text)
+    return match[1] if match else None
+
+
 def _unsuitable(error: exceptions.RedisError) -> str | None:
     """What is wrong with the server when the error names it, with the cure."""
     text = str(error)
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text[:40]:
+    said = server_says(text)
+    if isinstance(error, exceptions.OutOfMemoryError) or said == "OOM":
         return (
             "Redis is out of memory and refuses writes; raise its maxmemory, "
             "or shorten retention.result_s so that results leave sooner"
         )
-    if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text[:40]:
+    if isinstance(error, exceptions.ReadOnlyError) or said == "READONLY":
         return (
             "this Redis is a read-only replica; give the URL of the primary, "
             "or promote it with REPLICAOF NO ONE"
         )
-    if "MISCONF" in text[:40]:
+    if said == "MISCONF":
         return (
             "Redis cannot save to disk and refuses writes; "
             "free disk space or check the permissions of its directory"
         )
-    if isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text[:40]:
+    if said == "NOREPLICAS":
+        return (
+            "Redis has fewer replicas in step than its min-replicas-to-write and "
+            "refuses writes; bring them back, or lower the setting"
+        )
+    if isinstance(error, exceptions.NoPermissionError) or said == "NOPERM":
         return (
             "this Redis user lacks a permission; grant keys and channels 'tm:*', "
             f"+@all or at least +@scripting +@read +@write +@pubsub ({text})"
@@ -143,9 +162,24 @@ def _unsuitable(error: exceptions.RedisError) -> str | None:
             "Redis refused the user or password; set them in the URL: "
             "redis://user:password@host:port/0"
         )
-    if isinstance(error, exceptions.DataError) or "max number of clients" in text:
-        return f"Redis refused the connection: {text}"
+    if isinstance(error, exceptions.DataError):
+        return f"Redis was not asked: {text}"
     return None
+
+
+def _absence(where: str, text: str) -> str:
+    """What to say of a server that does not serve now and may do so later."""
+    if "max number of clients" in text:
+        return (
+            f"{where} has no room for another connection (maxclients reached); close "
+            "idle clients, or raise it: CONFIG SET maxclients"
+        )
+    if "loading" in text.lower():
+        return f"{where} is still loading its data; try again in a while"
+    return (
+        f"{where} did not answer ({redact_url(text)}); "
+        "check that the server runs and that the URL is right"
+    )
 
 
 @contextmanager
@@ -169,10 +203,7 @@ def translate(where: str = "Redis") -> Iterator[None]:
             error,
             exceptions.ConnectionError | exceptions.TimeoutError,
         ) or str(error).startswith(("LOADING", "CLUSTERDOWN", "MASTERDOWN")):
-            raise RedisUnavailable(
-                f"{where} did not answer ({redact_url(str(error))}); "
-                "check that the server runs and that the URL is right"
-            ) from error
+            raise RedisUnavailable(_absence(where, str(error))) from error
         raise RedisUnsuitable(
             f"{where} refused a command: {redact_url(str(error))}"
         ) from error
@@ -181,109 +212,3 @@ def translate(where: str = "Redis") -> Iterator[None]:
             f"{where} could not be reached ({error}); "
             "check that the server runs and that the URL is right"
         ) from error
-
-
-async def _settings(client: redis.asyncio.Redis, *names: str) -> dict[str, str] | None:
-    """CONFIG GET, or None where the provider forbids it."""
-    found: dict[str, str] = {}
-    try:
-        for name in names:
-            reply = await client.config_get(name)
-            for key, value in cast("dict[bytes, bytes]", reply).items():
-                found[_text(key)] = _text(value)
-    except exceptions.ResponseError:
-        return None
-    return found
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _version_finding(info: dict[str, object]) -> Finding:
-    version = str(info.get("redis_version", "unknown"))
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    needed = ".".join(map(str, OLDEST_VERSION))
-    if numbers < OLDEST_VERSION:
-        return Finding(
-            "error",
-            "version",
-            f"Redis {version} is too old; {needed} or newer is needed",
-            f"install Redis {needed} or newer, or Valkey",
-        )
-    return Finding("info", "version", f"Redis {version}")
-
-
-def _role_finding(info: dict[str, object]) -> Finding:
-    if info.get("role") == "slave":
-        return Finding(
-            "error",
-            "role",
-            "this server is a read-only replica",
-            "give the URL of the primary",
-        )
-    return Finding("info", "role", "primary")
-
-
-def _policy_finding(info: dict[str, object]) -> Finding:
-    policy = str(info.get("maxmemory_policy", "unknown"))
-    limited = str(info.get("maxmemory", "0")) != "0"
-    if policy == "noeviction":
-        return Finding("info", "maxmemory-policy", policy)
-    return Finding(
-        "error" if limited else "warning",
-        "maxmemory-policy",
-        f"maxmemory-policy is {policy}: a full server deletes waiting jobs silently",
-        "CONFIG SET maxmemory-policy noeviction, and write it in redis.conf",
-    )
-
-
-def _persistence_finding(
-    info: dict[str, object], settings: dict[str, str] | None
-) -> Finding:
-    if str(info.get("aof_enabled", "0")) == "1":
-        fsync = (settings or {}).get("appendfsync", "unknown")
-        loss = {
-            "always": "a crash loses nothing that was acknowledged",
-            "everysec": "a crash can lose the last second of acknowledged writes",
-        }.get(fsync, "how much a crash can lose depends on the operating system")
-        return Finding("info", "persistence", f"append-only file, {fsync}: {loss}")
-    cure = "CONFIG SET appendonly yes (and appendfsync everysec), also in redis.conf"
-    if settings is None:
-        return Finding(
-            "warning", "persistence", "no append-only file; CONFIG is forbidden", cure
-        )
-    if settings.get("save"):
-        return Finding(
-            "warning",
-            "persistence",
-            f"snapshots alone (save {settings['save']}): "
-            "a crash loses jobs since the last one",
-            cure,
-        )
-    return Finding(
-        "warning", "persistence", "nothing is kept: a restart loses every job", cure
-    )
-
-
-async def check_server(client: redis.asyncio.Redis) -> list[Finding]:
-    """Judges the server: version, role, eviction, persistence, access.
-
-    Args:
-        client: As from `connect`.
-
-    Returns:
-        What was found, good and bad. A server that cannot be asked gives one error.
-    """
-    try:
-        with translate():
-            info = cast("dict[str, object]", await client.info())
-            settings = await _settings(client, "save", "appendfsync")
-    except (RedisUnsuitable, RedisUnavailable) as error:
-        return [Finding("error", "access", str(error), "correct the URL or the server")]
-    return [
-        _version_finding(info),
-        _role_finding(info),
-        _policy_finding(info),
-        _persistence_finding(info, settings),
-    ]

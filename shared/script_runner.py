@@ -52,6 +52,14 @@ def number(value: object) -> int:
         ) from None
 
 
+def count_of(value: str) -> int:
+    """Returns a count of a record as the scripts read it: 0 for what is no number."""
+    try:
+        return number(value)
+    except ProtocolError:
+        return 0
+
+
 def broke_on_data(error: BaseException) -> bool:
     """Whether a script stopped at what it found in Redis, not at the server's state.
 

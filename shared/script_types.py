@@ -1,14 +1,16 @@
 """What the scripts take and give. Frozen structs; see `scripts.Scripts`."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from .keys import JobId
 from .lifecycle import State
+from .messages import InputRef
 
-EnqueueStatus = Literal["queued", "duplicate", "conflict", "full", "invalid"]
-"""`invalid`: an argument is wrong; nothing was recorded, neighbours are untouched."""
+EnqueueStatus = Literal["queued", "duplicate", "conflict", "full", "late", "invalid"]
+"""`late`: its deadline cannot be met; `invalid`: an argument is wrong. Nothing was
+recorded then, as with `full`, and neighbours are untouched."""
 DispatchStatus = Literal[
     "dispatched", "gone", "cancelled", "expired", "no_credit", "fenced"
 ]
@@ -21,6 +23,8 @@ RenewStatus = Literal["held", "lost", "cancelled"]
 FailStatus = Literal["retrying", "failed", "cancelled", "lost"]
 """`cancelled`: a cancel was asked for meanwhile and has taken effect."""
 EndState = Literal["succeeded", "failed", "cancelled", "expired"]
+DEAD_MS: Final = 7 * 86_400_000
+"""How long dead letters stay where `retention.dead_s` says nothing else."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +47,54 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int | None = None
     """From now, by the clock of Redis."""
     delay_ms: int = 0
+    not_before_ms: int | None = None
+    """Time of Redis at which it is queued, instead of a delay."""
+    refuse_late: bool = False
+    """Record nothing if it cannot meet its deadline at the measured rate."""
+    v: int = 1
+    """Lowest schema version whose readers understand the job."""
     keep_ms: int
     """How long results, logs and inputs stay after the job's end."""
     idempotency_key: str | None = None
+    upload: tuple[InputRef, bytes] | None = None
+    """An input by reference, which must stand in the store before the job is sent."""
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one tenant may have waiting; None takes the limit of all tenants."""
+
+    waiting_jobs: int | None = None
+    waiting_tokens: int | None = None
+    tokens_per_minute: int | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may wait in one shard."""
+    """How much may wait in one shard; names and values as in `LimitsConfig`."""
 
     max_waiting_jobs: int = 100_000
     max_waiting_tokens: int = 50_000_000
+    max_waiting_bytes: int = 1024**3
     tenant_waiting_jobs: int = 100_000
+    tenant_waiting_tokens: int = 50_000_000
+    tenant_tokens_per_minute: int = 0
+    max_payload_bytes: int = 4 * 1024 * 1024
+    service_ms: int = 0
+    """Measured time from dispatch to end, for what asks to be refused when late."""
+    tenants: dict[str, TenantLimits] = {}
+    """Tenants with limits of their own."""
+
+    def fields(self) -> dict[str, int]:
+        """Returns the hash `limits` as it stands in Redis."""
+        found = {
+            name: getattr(self, name)
+            for name in self.__struct_fields__
+            if name != "tenants"
+        }
+        for name, own in self.tenants.items():
+            for field, value in msgspec.structs.asdict(own).items():
+                if value is not None:
+                    found[f"tenant:{name}:{field}"] = value
+        return found
 
 
 class EnqueueReply(msgspec.Struct, frozen=True):
@@ -65,6 +106,9 @@ class EnqueueReply(msgspec.Struct, frozen=True):
     retry_after_s: float | None = None
     """Set when `status` is full."""
     detail: str = ""
+    """Why nothing was recorded; with `full` it begins with the limit's name."""
+    needed_s: float | None = None
+    """Time that the job would take, when `status` is late."""
 
 
 class DispatchItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +127,8 @@ class DispatchItem(msgspec.Struct, frozen=True, kw_only=True):
     """Stream the entry was read from; saves a round trip."""
     entry_id: str = ""
     """With it, an entry whose job is gone is removed."""
+    alone: bool = False
+    """Only into an empty group, and nobody joins it there."""
 
 
 class DispatchReply(msgspec.Struct, frozen=True):
@@ -170,10 +216,20 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     step_fit_ms: tuple[float, float] = (0.0, 0.0)
     """(a, b): a step of n tokens takes about a + b n ms."""
     state: Literal["ready", "draining"] = "ready"
+    serves: str = "any"
+    """`any`, or the lengths it is kept for: `short` or `long`."""
+    schema: int = 1
+    """Newest schema version of the jobs that it can read."""
     credit_blocks: int = 0
     """Kept by the scripts, as are the fields below; ignored when registering."""
     credit_running: int = 0
     credit_tokens: int = 0
+    bulk_blocks: int = 0
+    """What bulk jobs hold of the credit now; interactive jobs may take it as well."""
+    bulk_running: int = 0
+    bulk_tokens: int = 0
+    alone: str = ""
+    """The job that runs alone here; nobody joins it."""
     heartbeat_ms: int = 0
     """By the clock of Redis."""
     counters: "EngineCounters | None" = None

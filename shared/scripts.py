@@ -23,7 +23,9 @@ from .script_types import (
     RenewStatus,
     Started,
     StartItem,
+    TenantLimits,
 )
+from .scripts_dead import DeadScripts
 from .scripts_publish import PublishScripts
 from .scripts_queue import QueueScripts
 from .scripts_reap import ReapScripts
@@ -49,11 +51,17 @@ __all__ = [
     "Scripts",
     "StartItem",
     "Started",
+    "TenantLimits",
 ]
 
 
 class Scripts(
-    QueueScripts, SchedulerScripts, ReapScripts, WorkerScripts, PublishScripts
+    QueueScripts,
+    SchedulerScripts,
+    ReapScripts,
+    DeadScripts,
+    WorkerScripts,
+    PublishScripts,
 ):
     """All scripts of one shard.
 

@@ -1,7 +1,10 @@
 """Scripts that clients use: enqueue, cancel, and reading a job's record."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
+
+import msgspec
+from redis.exceptions import ResponseError
 
 from .errors import ProtocolError
 from .keys import lane_of
@@ -19,17 +22,41 @@ from .script_runner import (
 from .script_types import CancelStatus, EnqueueReply, EnqueueStatus, Limits, NewJob
 
 
+class _Facts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One job as `enqueue.lua` takes it; the defaults are the script's."""
+
+    id: str
+    hash: str
+    class_: str = msgspec.field(default="interactive", name="class")
+    tenant: str = "default"
+    priority: int = 0
+    bucket: str
+    lane: int
+    tokens: int
+    max_tokens: int
+    seed: str
+    deadline_ms: int | None = None
+    delay_ms: int = 0
+    not_before_ms: int | None = None
+    keep_ms: int = 3_600_000
+    idempotency_key: str | None = None
+    refuse_late: bool = False
+    v: int = 1
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
 class QueueScripts(ScriptRunner):
     """The producer's side of the protocol."""
 
     async def enqueue(
-        self, jobs: Sequence[NewJob], limits: Limits
+        self, jobs: Sequence[NewJob], _: object = None
     ) -> list[EnqueueReply]:
         """Records jobs. Safe to repeat with the same ids.
 
         Args:
             jobs: Jobs of this shard; large lists are sent in chunks.
-            limits: How much may wait.
 
         Returns:
             One reply for each job, in order.
@@ -43,48 +70,61 @@ class QueueScripts(ScriptRunner):
         await self.register_shard()
         replies: list[EnqueueReply] = []
         for chunk in chunks(jobs, lambda job: len(job.payload)):
-            replies += await self._enqueue(chunk, limits)
+            replies += await self._enqueue(chunk)
         return replies
 
-    async def _enqueue(
-        self, jobs: Sequence[NewJob], limits: Limits
-    ) -> list[EnqueueReply]:
+    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueReply]:
         k = self._keys
         keys = [k.load, k.lanes, k.recent, k.deadline, k.delayed, k.bell]
-        args: list[Argument] = [
-            limits.max_waiting_jobs,
-            limits.max_waiting_tokens,
-            limits.tenant_waiting_jobs,
-            len(jobs),
-        ]
+        keys += [k.limits, k.rates]
+        args: list[Argument] = [len(jobs)]
         for job in jobs:
-            job_id, idem = str(job.id), job.idempotency_key or ""
-            lane = lane_of(job.tenant)
-            record = k.job(job_id)
+            facts = _facts(job)
+            record, idem = k.job(facts.id), job.idempotency_key
             keys += (
                 record,
-                k.input(job_id),
-                k.queue(job.job_class, job.bucket, lane),
+                k.input(facts.id),
+                k.queue(job.job_class, job.bucket, facts.lane),
                 k.idempotency(job.tenant, idem) if idem else record,
             )
-            args += (
-                *(job_id, job.payload, job.payload_hash, job.job_class, job.tenant),
-                *(job.priority, job.bucket, lane, job.tokens, job.max_tokens),
-                *(job.seed, "" if job.deadline_ms is None else job.deadline_ms),
-                *(job.delay_ms, job.keep_ms, idem),
-            )
+            args += (_encode(facts), job.payload)
         flat = await self.run_list("enqueue", keys, args)
         return [
-            EnqueueReply(
-                status=cast("EnqueueStatus", text(status)),
-                job_id=text(job_id),
-                retry_after_s=number(wait) / 1000 if wait else None,
-                detail=text(detail),
-            )
-            for status, job_id, wait, detail in zip(
-                flat[0::4], flat[1::4], flat[2::4], flat[3::4], strict=True
-            )
+            _reply(*four)
+            for four in zip(flat[0::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
         ]
+
+    async def write_limits(self, limits: Limits) -> bool:
+        """Writes what may wait in this shard, where it differs from what stands there.
+
+        Args:
+            limits: All of them; what they do not name is removed.
+
+        Returns:
+            Whether anything was written.
+        """
+        key = self._keys.limits
+        wanted = {name: str(value) for name, value in limits.fields().items()}
+        if await self._fields(key) == wanted:
+            return False
+        with translate():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(key)
+                pipe.hset(key, mapping=dict(wanted))
+                await pipe.execute()
+        return True
+
+    async def _fields(self, key: str) -> dict[str, str]:
+        """Returns a hash; a stranger's key of another type reads as empty."""
+        with translate():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(key)
+            (found,) = await pipe.execute(raise_on_error=False)
+            if isinstance(found, ResponseError) and "WRONGTYPE" in str(found):
+                return {}
+            if isinstance(found, Exception):
+                raise found
+        return {text(name): text(value) for name, value in found.items()}
 
     async def cancel(self, job_id: str) -> CancelStatus:
         """Asks for a job's end.
@@ -136,10 +176,38 @@ class QueueScripts(ScriptRunner):
 
     async def load(self) -> dict[str, str]:
         """Returns the counters of waiting work: see `Keys.load`."""
-        with translate():
-            record = await cast(
-                "object",
-                self._redis.hgetall(self._keys.load),  # type: ignore[misc]
-            )
-        fields = cast("dict[bytes, bytes]", record)
-        return {text(name): text(value) for name, value in fields.items()}
+        return await self._fields(self._keys.load)
+
+
+def _facts(job: NewJob) -> _Facts:
+    return _Facts(
+        id=str(job.id),
+        hash=job.payload_hash,
+        class_=job.job_class,
+        tenant=job.tenant,
+        priority=job.priority,
+        bucket=job.bucket,
+        lane=lane_of(job.tenant),
+        tokens=job.tokens,
+        max_tokens=job.max_tokens,
+        seed=str(job.seed),
+        deadline_ms=job.deadline_ms,
+        delay_ms=job.delay_ms,
+        not_before_ms=job.not_before_ms,
+        keep_ms=job.keep_ms,
+        idempotency_key=job.idempotency_key,
+        refuse_late=job.refuse_late,
+        v=job.v,
+    )
+
+
+def _reply(status: object, job_id: object, ms: object, detail: object) -> EnqueueReply:
+    name, seconds = text(status), number(ms) / 1000 if ms else None
+    late = name == "late"
+    return EnqueueReply(
+        status=cast("EnqueueStatus", name),
+        job_id=text(job_id),
+        retry_after_s=None if late else seconds,
+        detail=text(detail),
+        needed_s=seconds if late else None,
+    )

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, cast
 
-from .errors import ProtocolError, RedisUnsuitable
+from .errors import RedisUnsuitable
 from .lifecycle import ACTIVE, TERMINAL, State
-from .messages import EXPIRED, JobError
+from .losses import convicted, is_counted, lost, one_line, unstartable
+from .messages import EXPIRED, encode
 from .redis import translate
 from .script_endings import Hint, cancelled, ending
 from .script_runner import (
@@ -14,10 +15,11 @@ from .script_runner import (
     ScriptRunner,
     broke_on_data,
     chunks,
+    count_of,
     number,
     text,
 )
-from .script_types import DeadJob, ReapReport
+from .script_types import DEAD_MS, DeadJob, ReapReport
 
 GROUP_SILENCE_MS: Final = 60_000
 """After this long without a heartbeat a group is looked at, and forgotten when its
@@ -35,34 +37,56 @@ _Row = tuple[str, Hint, str]
 class ReapScripts(ScriptRunner):
     """Redelivery, expiry and delays. `fence` comes from `acquire_scheduler`."""
 
-    async def forfeit(self, group: str) -> int:
+    async def forfeit(
+        self, group: str, reason: str = "", *, counts: bool = True
+    ) -> int:
         """Ends the leases of a group that is known to be dead, and removes it.
+
+        Args:
+            group: The incarnation that ended.
+            reason: Why, in words for people; see `losses`. The first one given for a
+                run stays.
+            counts: Whether the loss speaks against the jobs that ran there; False
+                where a person stopped it. That of a draining group never does.
 
         Returns:
             How many jobs the next reap will take from it.
         """
         k = self._keys
+        with translate():
+            # A stranger's key of another type is no group that drains.
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hget(k.group(group), "state")
+            (state,) = await pipe.execute(raise_on_error=False)
         await self.run("leave", [k.group(group), k.groups, k.work(group)], [group, "0"])
         with translate():
             members = await self._redis.zrange(k.lease, 0, -1)
         held = [text(member) for member in members]
         hints = await self.hints(held) if held else []
         mine = [j for j, hint in zip(held, hints, strict=True) if hint.owner == group]
+        counted = "1" if counts and state != b"draining" else "0"
         ended = 0
         for chunk in chunks(mine):
             keys = [k.lease, k.bell, *(k.job(job_id) for job_id in chunk)]
-            ended += number(await self.run("forfeit", keys, [group, *chunk]))
+            args = [group, one_line(reason), counted, *chunk]
+            ended += number(await self.run("forfeit", keys, args))
         return ended
 
     async def reap(
-        self, *, fence: int, limit: int, max_lease_losses: int
+        self,
+        *,
+        fence: int,
+        limit: int,
+        max_losses_alone: int = 1,
+        dead_ms: int = DEAD_MS,
     ) -> ReapReport:
         """Acts on leases, deadlines and delays that have passed.
 
         Args:
             fence: The active scheduler's.
             limit: Most jobs of each kind to look at now.
-            max_lease_losses: Lost leases (of jobs that had started) before a job fails.
+            max_losses_alone: Leases lost while a job ran alone before it fails.
+            dead_ms: How long the record, input and result of a dead letter stay.
 
         Returns:
             How many jobs went which way.
@@ -85,10 +109,12 @@ class ReapScripts(ScriptRunner):
             chunk = overdue[first : first + _REAP_CHUNK]
             hints = await self.hints(chunk)
             plans = [
-                _plan(job_id, hint, expired, unrenewed, max_lease_losses)
+                _plan(job_id, hint, expired, unrenewed, max_losses_alone)
                 for job_id, hint in zip(chunk, hints, strict=True)
             ]
-            shared: list[Argument] = [fence, max_lease_losses, MAX_START_LOSSES]
+            shared: list[Argument] = [
+                *(fence, max_losses_alone, MAX_START_LOSSES, dead_ms)
+            ]
             rows = list(zip(chunk, hints, plans, strict=True))
             actions = await self._reap_or_drop(shared, rows)
             counts.update(actions)
@@ -159,7 +185,7 @@ class ReapScripts(ScriptRunner):
 
 
 def _plan(
-    job_id: str, hint: Hint, deadlines: set[str], leases: set[str], most_losses: int
+    job_id: str, hint: Hint, deadlines: set[str], leases: set[str], most_alone: int
 ) -> str:
     """What `reap.lua` is expected to do; it checks by the same rules."""
     if not hint.state or hint.state in TERMINAL:
@@ -170,45 +196,31 @@ def _plan(
         if hint.cancel == "1":
             return "cancel"
         if hint.state == State.RUNNING:
-            lost = _losses(hint.lease_losses) + 1
-            return "dead" if lost >= most_losses else "redeliver"
-        unstarted = _losses(hint.start_losses) + 1
+            last = count_of(hint.alone_losses) + 1 >= most_alone
+            convicts = hint.alone == "1" and last and is_counted(hint)
+            return "dead" if convicts else "redeliver"
+        unstarted = count_of(hint.start_losses) + 1
         return "unstartable" if unstarted >= MAX_START_LOSSES else "redeliver"
     if hint.state in (State.DELAYED, State.RETRYING):
         return "due"
     return "stray"
 
 
-def _losses(value: str) -> int:
-    """A count of the record, as the script reads it: 0 for what is no number."""
-    try:
-        return number(value)
-    except ProtocolError:
-        return 0
-
-
 def _dead(job_id: str, action: str, hint: Hint) -> DeadJob:
     if action == "dead":
-        return DeadJob(job_id, "lease_losses", _losses(hint.lease_losses) + 1)
-    return DeadJob(job_id, "start_losses", _losses(hint.start_losses) + 1)
+        return DeadJob(job_id, "lease_losses", count_of(hint.lease_losses) + 1)
+    return DeadJob(job_id, "start_losses", count_of(hint.start_losses) + 1)
 
 
-def _reaped(job_id: str, plan: str, hint: Hint) -> tuple[bytes, bytes]:
+def _reaped(job_id: str, plan: str, hint: Hint) -> tuple[bytes, bytes, bytes]:
+    """Result, end marker and error that `reap.lua` records; empty where none is."""
     if plan == "expire":
-        return ending(job_id, State.EXPIRED, EXPIRED, hint)
+        return *ending(job_id, State.EXPIRED, EXPIRED, hint), b""
     if plan == "cancel":
-        return cancelled(job_id, hint)
-    if plan == "dead":
-        message = (
-            f"the worker was lost {_losses(hint.lease_losses) + 1} times while it ran "
-            "this job; it is kept among the dead letters"
-        )
-        return ending(job_id, State.FAILED, JobError("lease_lost", message), hint)
-    if plan == "unstartable":
-        message = (
-            f"the job was given to living workers {_losses(hint.start_losses) + 1} "
-            "times and none could start it, as when its record or log in Redis is "
-            "damaged; it is kept among the dead letters: submit it again"
-        )
-        return ending(job_id, State.FAILED, JobError("start_lost", message), hint)
-    return b"", b""
+        return *cancelled(job_id, hint), b""
+    if plan == "redeliver":
+        return b"", b"", encode(lost(hint))
+    if plan in ("dead", "unstartable"):
+        error = convicted(hint) if plan == "dead" else unstartable(hint)
+        return *ending(job_id, State.FAILED, error, hint), encode(error)
+    return b"", b"", b""

@@ -122,7 +122,7 @@ class SchedulerScripts(ScriptRunner):
             stream = streams.get(item.job_id) or item.entry_key or k.resume
             keys += (k.job(item.job_id), k.ids(item.job_id), stream)
             args += (item.job_id, item.tokens, item.token_ids, item.cost_blocks)
-            args += (item.bucket, item.entry_id, item.choices)
+            args += (item.bucket, item.entry_id, item.choices, int(item.alone))
         flat = await self.run_list("dispatch", keys, args)
         return [
             (text(status), number(epoch))
@@ -202,9 +202,15 @@ def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
         weights_version=fields.get("weights_version", ""),
         step_fit_ms=(float(a or 0), float(b or 0)),
         state="draining" if fields.get("state") == "draining" else "ready",
+        schema=number(fields.get("schema")) or 1,
         credit_blocks=number(fields.get("credit_blocks")),
         credit_running=number(fields.get("credit_running")),
         credit_tokens=number(fields.get("credit_tokens")),
+        bulk_blocks=number(fields.get("bulk_blocks")),
+        bulk_running=number(fields.get("bulk_running")),
+        bulk_tokens=number(fields.get("bulk_tokens")),
+        alone=fields.get("alone", ""),
+        serves=fields.get("serves") or "any",
         heartbeat_ms=number(fields.get("heartbeat_ms")),
         counters=EngineCounters(
             **{

@@ -18,6 +18,7 @@ from .script_runner import (
     text,
 )
 from .script_types import (
+    DEAD_MS,
     FailStatus,
     GroupInfo,
     RenewStatus,
@@ -129,6 +130,7 @@ class WorkerScripts(ScriptRunner):
         max_attempts: int,
         result: bytes,
         end: bytes,
+        dead_ms: int = DEAD_MS,
     ) -> FailStatus:
         """Reports an application fault of a running job.
 
@@ -141,6 +143,7 @@ class WorkerScripts(ScriptRunner):
             max_attempts: Runs that may end in a fault.
             result: JSON JobResult, recorded when attempts are used up.
             end: JSON Delta with `end`, likewise.
+            dead_ms: How long the record, input and result of a dead letter stay.
         """
         k = self._keys
         shard = [k.lease, k.deadline, k.delayed, k.load, k.done, k.dead, k.bell]
@@ -148,7 +151,7 @@ class WorkerScripts(ScriptRunner):
         for _ in range(LOOKUPS):
             keys = [*shard, k.group(group), *self.job_keys(job_id, tenant, idem)]
             args: list[Argument] = [group, job_id, epoch, error, delay_ms, max_attempts]
-            args += (result, end, *cancelled(job_id))
+            args += (result, end, *cancelled(job_id), dead_ms)
             status = text(await self.run("fail", keys, args))
             if status != "keys":
                 return cast("FailStatus", status)
@@ -187,7 +190,7 @@ def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
         *(group, ttl_ms, info.total_blocks, info.max_running, info.batch_tokens),
         *("block_size", info.block_size, "max_context", info.max_context),
         *("weights_version", info.weights_version, "step_fit_ms", f"{a:.6g} {b:.6g}"),
-        *("state", info.state),
+        *("state", info.state, "serves", info.serves, "schema", info.schema),
         *(part for pair in counters.items() for part in pair),
     ]
 

@@ -43,13 +43,19 @@ _FLOATS: Final[dict[str, tuple[float, float, bool]]] = {
 """field -> (least, most, whether the least itself is allowed)."""
 
 
-def validate_prompt(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> None:
+def validate_prompt(
+    prompt: Prompt,
+    card: ModelCard | None,
+    pool: PoolCard,
+    max_bytes: int | None = None,
+) -> None:
     """Checks every field of a prompt against its limits.
 
     Args:
         prompt: What the caller submits; its types are right (`decode_prompt`).
         card: What a worker says of the model, when one ever did.
         pool: The pool's settings.
+        max_bytes: Longest text; None is what a request in Redis may take.
 
     Raises:
         InvalidRequest: One field is wrong; the message names it and its limit.
@@ -61,7 +67,7 @@ def validate_prompt(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> N
             f"{shown(prompt.model)} cannot be a model's name; expected 1 to 96 "
             "letters, digits and . _ / -",
         )
-    _check_size(prompt, pool.max_payload_bytes)
+    _check_size(prompt, max_bytes or pool.max_payload_bytes)
     _check_content(prompt.text, prompt.messages, card)
     _check_sampling(prompt.sampling, card)
     _check_queueing(prompt)
@@ -77,7 +83,12 @@ def validate_request(request: JobRequest, card: ModelCard | None) -> None:
     Raises:
         InvalidRequest: One field is wrong; the message names it and its limit.
     """
-    _check_content(request.text, request.messages, card)
+    if request.text_ref is None:
+        _check_content(request.text, request.messages, card)
+    elif request.text is not None or request.messages is not None:
+        raise InvalidRequest(
+            "text_ref", "is given beside text or messages; expected one of the three"
+        )
     _check_sampling(request.sampling, card)
 
 
@@ -240,10 +251,31 @@ def _check_queueing(prompt: Prompt) -> None:
         raise InvalidRequest(
             "delay_s", f"{prompt.delay_s} is out of range; expected 0 to {MAX_DELAY_S}"
         )
+    _check_moment(prompt)
     deadline = prompt.deadline_s
+    if prompt.refuse_late and deadline is None:
+        raise InvalidRequest(
+            "refuse_late", "is set without a deadline; give deadline_s as well"
+        )
     if deadline is not None and not prompt.delay_s < deadline <= MAX_DELAY_S:
         raise InvalidRequest(
             "deadline_s",
             f"{deadline} is out of range; expected more than the delay "
             f"({prompt.delay_s} s) and at most {MAX_DELAY_S}",
+        )
+
+
+def _check_moment(prompt: Prompt) -> None:
+    moment = prompt.not_before
+    if moment is None:
+        return
+    if moment.tzinfo is None:
+        raise InvalidRequest(
+            "not_before",
+            f"{moment.isoformat()} has no time zone; add one, as in "
+            f"{moment.isoformat()}Z",
+        )
+    if prompt.delay_s:
+        raise InvalidRequest(
+            "not_before", f"is given beside a delay of {prompt.delay_s} s; give one"
         )

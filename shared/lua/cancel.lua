@@ -26,9 +26,8 @@
 --include ending
 local AT = 12
 local FIELDS = {
-  'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'cost_blocks',
-  'cost_running', 'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'tokens',
-  'entry', 'entry_key', 'bucket', 'lane',
+  'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'tenant', 'tokens', 'bytes',
+  'entry', 'entry_key', 'bucket', 'lane', unpack(CREDIT_FIELDS),
 }
 local WAITING = { queued = true, delayed = true, retrying = true }
 local id, now, credit = ARGV[1], now_ms(), new_credit()
@@ -55,9 +54,9 @@ if job.entry_key ~= '' then
 end
 if job.state == 'dispatched' then
   give_back(credit, job)
-  save_credit(KEYS[9], credit)
+  save_credit(KEYS[9], credit, 1)
 else
-  count_drained(job.class, job.tenant, job.tokens)
+  count_drained(job)
 end
 redis.call('HSET', KEYS[AT], 'cancel', '1')
 conclude(AT, id, job, now, {

@@ -6,7 +6,7 @@
 -- ARGV 1 stream id, 2 reason, 3 member of `lanes` for this stream, or ''
 -- Returns 1 when the entry was there, else 0.
 --include lanes
-local DEAD_LENGTH, MOST_FIELDS, MOST_BYTES = 1000, 32, 4096
+local DEAD_LENGTH, MOST_FIELDS, MOST_BYTES = 10000, 32, 4096
 local found = redis.pcall('XRANGE', KEYS[1], ARGV[1], ARGV[1])
 if found.err or not found[1] then
   return 0

@@ -1,6 +1,6 @@
 -- emit: a worker group publishes deltas of running jobs.
 --
--- KEYS 1 group  hash     gets the prefill credit back at a job's first delta
+-- KEYS 1 group  hash     gets the prefill credit back, at the first delta of each choice
 --      2 load   hash     read: is anything waiting for that credit?
 --      3 bell   channel  to the scheduler
 --      then three for each delta: job:<id> hash, tok:<id> stream, wake:<id> channel
@@ -13,16 +13,36 @@
 --include credit
 local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 4, 3, 3
 local FIELDS = {
-  'state', 'epoch', 'owner', 'cancel', 'credit_tokens_back', 'cost_tokens',
-  'first_ms', 'weights',
+  'state', 'epoch', 'owner', 'cancel', 'prefilled', 'first_ms', 'weights',
+  unpack(CREDIT_FIELDS),
 }
 local group, replies, jobs = ARGV[1], {}, {}
 local credit, wrote = new_credit(), false
 
--- The first delta of an epoch: its prompt is computed and its weights are pinned.
-local function first_delta(key, job)
-  credit.credit_tokens = credit.credit_tokens + (tonumber(job.cost_tokens) or 0)
-  job.credit_tokens_back = '1'
+-- Which choice a delta is of. Only jobs with several are looked into.
+local function choice_of(job, delta)
+  if (tonumber(job.cost_running) or 1) <= 1 then
+    return '0'
+  end
+  local good, decoded = pcall(cjson.decode, delta)
+  local choice = good and type(decoded) == 'table' and tonumber(decoded.choice) or 0
+  return string.format('%.0f', choice)
+end
+
+-- A choice's first delta of an epoch: its prompt is computed, so that its part of the
+-- prefill credit comes back; at the first of all, the weights are pinned.
+local function first_delta(key, job, delta)
+  local choice = choice_of(job, delta)
+  if string.find(job.prefilled, ',' .. choice .. ',', 1, true) then
+    return
+  end
+  local held, choices = tonumber(job.cost_tokens) or 0, tonumber(job.cost_running) or 1
+  local _, seen = string.gsub(job.prefilled, '%d+', '')
+  local back = choices - seen > 1 and math.floor(held / (choices - seen)) or held
+  add_credit(credit, job.class, { tokens = back })
+  job.prefilled = (job.prefilled == '' and ',' or job.prefilled) .. choice .. ','
+  job.cost_tokens = held - back
+  job.credit_tokens_back = job.cost_tokens > 0 and '0' or '1'
   if job.first_ms == '' then
     job.first_ms = string.format('%.0f', now_ms())
   end
@@ -30,8 +50,9 @@ local function first_delta(key, job)
     job.weights = redis.call('HGET', KEYS[1], 'weights_version') or ''
   end
   redis.call(
-    'HSET', key, 'credit_tokens_back', '1', 'first_ms', job.first_ms,
-    'weights', job.weights
+    'HSET', key, 'credit_tokens_back', job.credit_tokens_back, 'first_ms', job.first_ms,
+    'weights', job.weights, 'prefilled', job.prefilled,
+    'cost_tokens', string.format('%.0f', job.cost_tokens)
   )
 end
 
@@ -61,7 +82,7 @@ local function emit(a, k)
   wrote = true
   redis.call('PUBLISH', KEYS[k + 3], ARGV[a + 4])
   if job.credit_tokens_back ~= '1' then
-    first_delta(key, job)
+    first_delta(key, job, ARGV[a + 4])
   end
   return job.cancel == '1' and 'cancelled' or 'written'
 end
@@ -73,8 +94,8 @@ for i = 1, tonumber(ARGV[2]) do
   end
   replies[i] = status
 end
-if credit.credit_tokens > 0 then
-  save_credit(KEYS[1], credit)
+if credit.all.tokens > 0 then
+  save_credit(KEYS[1], credit, 1)
   if redis.call('HEXISTS', KEYS[2], 'jobs') == 1 then
     redis.call('PUBLISH', KEYS[3], 'room')
   end

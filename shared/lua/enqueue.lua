@@ -6,185 +6,85 @@
 --      4 deadline  zset     job id -> ms of its deadline
 --      5 delayed   zset     job id -> ms at which it is due
 --      6 bell      channel  to the scheduler
+--      7 limits    hash     what may wait, written by the scheduler
+--      8 rates     zset     tenant -> ms at which its allowance of tokens is full again
 --      then four for each job:
 --      job:<id>                      hash    the record
 --      in:<id>                       string  the payload
 --      q:<class>:<bucket>:<lane>     stream  its lane
 --      idem:<tenant>:<key>           string  `<job id> <payload hash>`; where the job
 --                                            has no idempotency key: job:<id> again
--- ARGV 1 most waiting jobs, 2 most waiting tokens, 3 most waiting jobs of one tenant,
---      4 number of jobs; then fifteen for each job:
---       1 id              <model>.<partition>.<16 to 40 of a-z 0-9>, of this shard
---       2 payload         JSON JobRequest
---       3 payload hash    any text without white space; the same for the same payload
---       4 class           interactive or bulk
---       5 tenant          1 to 64 letters, digits and . _ @ + -
---       6 priority        whole number, -100 to 100; smaller is more urgent
---       7 bucket          1 to 10 of a-z 0-9, as in the name of its lane
---       8 lane            0 to 255, as in the name of its lane
---       9 tokens          estimated prompt tokens, at least 1
---      10 max tokens      most output tokens of all choices, at least 1
---      11 seed            0 to 2^63 - 1
---      12 deadline        ms from now after which the job expires, or ''
---      13 delay           ms to wait before it is queued, or 0
---      14 keep            ms that results and logs stay after the end, at least 1
---      15 idempotency key 1 to 200 printable ASCII characters without blanks, or ''
--- Returns four for each job: status, job id, retry-after in ms (or ''), detail (or '').
+-- ARGV 1 number of jobs; then two for each job: its facts, a JSON object, and its
+--      payload, a JSON JobRequest. The facts, with the defaults of those that may be
+--      left out:
+--       id               <model>.<partition>.<16 to 40 of a-z 0-9>, of this shard
+--       hash             1 to 64 characters without white space; the same for the same
+--                        payload
+--       class            interactive or bulk; interactive
+--       tenant           1 to 64 letters, digits and . _ @ + -; default
+--       priority         whole number, -100 to 100, smaller is more urgent; 0
+--       bucket           1 to 10 of a-z 0-9, as in the name of its lane
+--       lane             0 to 255, as in the name of its lane
+--       tokens           estimated prompt tokens, at least 1
+--       max_tokens       most output tokens of all choices, at least 1
+--       seed             text of digits, 0 to 2^63 - 1
+--       deadline_ms      ms from now after which the job expires; none
+--       delay_ms         ms to wait before it is queued; 0
+--       not_before_ms    or the time of Redis at which it is queued; none
+--       keep_ms          ms that results and logs stay after the end; an hour
+--       idempotency_key  1 to 200 printable ASCII characters without blanks; none
+--       refuse_late      true: refuse the job if it cannot meet its deadline; false
+--       v                lowest schema version whose readers understand the job; 1
+-- Returns four for each job: status, job id, ms (or ''), detail (or '').
 --      queued     recorded
 --      duplicate  recorded before with the same payload; the id is that of the first
 --      conflict   id or idempotency key was used with another payload
---      full       a limit is reached; nothing was recorded
---      invalid    an argument is wrong; nothing was recorded; detail names it
+--      full       a limit is reached; nothing was recorded; ms after which a retry has
+--                 a chance; detail begins with the limit's name and a colon
+--      late       its deadline cannot be met; nothing was recorded; ms it would take
+--      invalid    a fact is wrong; nothing was recorded; detail names it
 --include clock
 --include load
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 4, 15, 6, 4
+--include facts
+--include limits
+local KEYS_HEAD, KEYS_WIDTH, WIDTH = 8, 4, 2
 local RECENT_LENGTH = 10000
 local MOST_TOLD = 4 -- jobs that the bell names, so that they are fetched at once
-local LEAST_RETRY_MS, MOST_RETRY_MS, BLIND_RETRY_MS = 100, 60000, 5000
-local MOST_MS = 3155760000000 -- a hundred years; larger is a mistake
-local MOST_SEED = '9223372036854775807'
-local count = tonumber(ARGV[4] or '')
-local max_jobs = tonumber(ARGV[1] or '')
-local max_tokens = tonumber(ARGV[2] or '')
-local max_tenant = tonumber(ARGV[3] or '')
-if not (count and max_jobs and max_tokens and max_tenant)
-  or #ARGV ~= HEAD + count * WIDTH or #KEYS ~= KEYS_HEAD + count * KEYS_WIDTH then
+local DEFAULT_KEEP_MS = 3600000 -- not stored: readers take it where there is none
+local count = tonumber(ARGV[1] or '')
+if not count or #ARGV ~= 1 + count * WIDTH
+  or #KEYS ~= KEYS_HEAD + count * KEYS_WIDTH then
   return redis.error_reply(
-    'ERR tokenmill enqueue: expected 4 numbers and 15 arguments and 4 keys a job'
+    'ERR tokenmill enqueue: expected a number, 8 keys, and 2 arguments and 4 keys a job'
   )
 end
-local prefix = string.sub(KEYS[1], 1, -5)
 local now = now_ms()
-local state = redis.call(
-  'HMGET', KEYS[1], 'jobs', 'tokens', 'rate_jobs', 'rate_tokens', 'rate_ms'
-)
-local jobs, tokens = tonumber(state[1]) or 0, tonumber(state[2]) or 0
-local tenants, lanes, recent, arrivals, replies = {}, {}, {}, {}, {}
-local queued = false
-
-local function whole(text, least, most)
-  local value = #text <= 16 and string.find(text, '^-?%d+$') and tonumber(text)
-  return value and value >= least and value <= most
-end
-
--- As the number would be written: the name of a lane or shard has one spelling.
-local function plain(text, most)
-  return whole(text, 0, most) and text == string.format('%d', text)
-end
-
-local function is_text(text, pattern, longest)
-  return #text <= longest and string.find(text, pattern) ~= nil
-end
-
--- What the scheduler would refuse as well: by the same rules as keys.py and validate.py.
-local function named_wrong(id, tenant, bucket, idem)
-  local model, partition, unique = string.match(
-    id, '^([%w_][%w._/-]*)%.(%d+)%.([a-z0-9]+)$'
-  )
-  if not model or #model > 96 or not plain(partition, 999)
-    or #unique < 16 or #unique > 40 then
-    return 'id: expected <model>.<partition>.<16 to 40 of a-z and 0-9>'
-  elseif prefix ~= 'tm:{' .. model .. ':' .. partition .. '}:' then
-    return 'id: expected model and partition of the shard in the keys'
-  elseif not is_text(tenant, '^[%w_][%w._@+-]*$', 64) then
-    return 'tenant: expected 1 to 64 letters, digits and . _ @ + -, '
-      .. 'beginning with a letter, a digit or _'
-  elseif not is_text(bucket, '^[a-z0-9]+$', 10) then
-    return 'bucket: expected 1 to 10 of a-z and 0-9'
-  elseif idem ~= '' and not is_text(idem, '^[!-~]+$', 200) then
-    return 'idempotency key: expected 1 to 200 printable ASCII characters '
-      .. 'without blanks'
-  end
-  return nil
-end
-
-local function problem(a, k)
-  local id, class, tenant = ARGV[a + 1], ARGV[a + 4], ARGV[a + 5]
-  local lane = class .. ':' .. ARGV[a + 7] .. ':' .. ARGV[a + 8]
-  local idem = ARGV[a + 15]
-  local wrong = named_wrong(id, tenant, ARGV[a + 7], idem)
-  if wrong then
-    return wrong
-  elseif class ~= 'interactive' and class ~= 'bulk' then
-    return 'class: expected interactive or bulk'
-  elseif not string.find(ARGV[a + 3], '^%S+$') then
-    return 'payload hash: expected text without white space'
-  elseif not whole(ARGV[a + 6], -100, 100) then
-    return 'priority: expected a whole number from -100 to 100'
-  elseif not plain(ARGV[a + 8], 255) then
-    return 'lane: expected a whole number from 0 to 255'
-  elseif not whole(ARGV[a + 9], 1, 1e9) then
-    return 'tokens: expected a whole number from 1'
-  elseif not whole(ARGV[a + 10], 1, 1e9) then
-    return 'max tokens: expected a whole number from 1'
-  elseif not string.find(ARGV[a + 11], '^%d+$') or #ARGV[a + 11] > 19
-    or (#ARGV[a + 11] == 19 and ARGV[a + 11] > MOST_SEED) then
-    return 'seed: expected a whole number from 0 to 2^63 - 1'
-  elseif ARGV[a + 12] ~= '' and not whole(ARGV[a + 12], 0, MOST_MS) then
-    return 'deadline: expected ms from now, or nothing'
-  elseif not whole(ARGV[a + 13], 0, MOST_MS) then
-    return 'delay: expected ms from 0'
-  elseif not whole(ARGV[a + 14], 1, MOST_MS) then
-    return 'keep: expected ms from 1'
-  elseif KEYS[k + 1] ~= prefix .. 'job:' .. id or KEYS[k + 2] ~= prefix .. 'in:' .. id then
-    return 'keys: expected job:<id> and in:<id> of this shard'
-  elseif KEYS[k + 3] ~= prefix .. 'q:' .. lane then
-    return 'keys: expected q:<class>:<bucket>:<lane> as in the arguments'
-  elseif KEYS[k + 4] ~= (idem == '' and KEYS[k + 1]
-      or prefix .. 'idem:' .. tenant .. ':' .. idem) then
-    return 'keys: expected idem:<tenant>:<key>, or job:<id> again without a key'
-  end
-  return nil
-end
-
-local function retry_after(excess, field)
-  local rate = decay(state[field], state[5], now) / RATE_WINDOW_MS
-  local ms = rate > 0 and excess / rate or BLIND_RETRY_MS
-  return string.format('%.0f', math.min(math.max(ms, LEAST_RETRY_MS), MOST_RETRY_MS))
-end
-
--- Returns retry-after and detail when a limit is reached.
-local function over_limit(tenant, size)
-  if tenants[tenant] == nil then
-    local field = 'tenant:' .. tenant .. ':jobs'
-    tenants[tenant] = tonumber(redis.call('HGET', KEYS[1], field) or '') or 0
-  end
-  if jobs + 1 > max_jobs then
-    return retry_after(jobs + 1 - max_jobs, 3),
-      string.format('%d jobs wait and the limit is %d', jobs, max_jobs)
-  elseif jobs > 0 and tokens + size > max_tokens then
-    return retry_after(tokens + size - max_tokens, 4),
-      string.format('%d tokens wait and the limit is %d', tokens, max_tokens)
-  elseif tenants[tenant] + 1 > max_tenant then
-    return retry_after(tenants[tenant] + 1 - max_tenant, 3),
-      string.format('%d jobs of this tenant wait and the limit is %d',
-        tenants[tenant], max_tenant)
-  end
-  return nil
-end
+local shard = shard_of(string.sub(KEYS[1], 1, -5))
+local limits = read_limits(KEYS[7], KEYS[8], KEYS[1], now)
+local lanes, recent, arrivals, replies, queued = {}, {}, {}, {}, false
 
 -- Returns status, id and detail when the job or its idempotency key is known.
-local function known(a, k)
+local function known(job, k)
   local before = redis.pcall('HMGET', KEYS[k + 1], 'state', 'hash')
   if before.err then
-    return 'invalid', ARGV[a + 1], 'keys: job:<id> holds another type'
+    return 'invalid', job.id, 'keys: job:<id> holds another type'
   elseif before[1] then
-    if before[2] == ARGV[a + 3] then
-      return 'duplicate', ARGV[a + 1], ''
+    if before[2] == job.hash then
+      return 'duplicate', job.id, ''
     end
-    return 'conflict', ARGV[a + 1], 'this id was used with another payload'
-  elseif ARGV[a + 15] == '' then
+    return 'conflict', job.id, 'this id was used with another payload'
+  elseif job.idem == '' then
     return nil
   end
   local holder = redis.pcall('GET', KEYS[k + 4])
   if type(holder) == 'table' then
-    return 'invalid', ARGV[a + 1], 'keys: idem:<tenant>:<key> holds another type'
+    return 'invalid', job.id, 'keys: idem:<tenant>:<key> holds another type'
   elseif holder then
     local first, hash = string.match(holder, '^(%S+) (%S+)$')
-    if hash == ARGV[a + 3] then
+    if hash == job.hash then
       return 'duplicate', first, ''
     end
-    return 'conflict', first or ARGV[a + 1],
+    return 'conflict', first or job.id,
       'this idempotency key was used with another payload'
   end
   return nil
@@ -192,81 +92,97 @@ end
 
 -- Puts the job where it waits. The only write here that can fail comes first; only
 -- lack of memory or a stranger's key in place of a lane can make it fail.
-local function place(a, k, deadline)
-  if ARGV[a + 13] ~= '0' then
-    return redis.pcall('ZADD', KEYS[5], now + tonumber(ARGV[a + 13]), ARGV[a + 1])
+local function place(job, k)
+  if job.due then
+    return redis.pcall('ZADD', KEYS[5], job.due, job.id)
   end
-  return redis.pcall(
-    'XADD', KEYS[k + 3], '*', 'id', ARGV[a + 1], 'tokens', ARGV[a + 9],
-    'max_tokens', ARGV[a + 10], 'priority', ARGV[a + 6], 'deadline', deadline,
-    'tenant', ARGV[a + 5], 'bytes', #ARGV[a + 2]
-  )
+  local entry = {
+    'id', job.id, 'tokens', job.tokens, 'max_tokens', job.max_tokens,
+    'priority', job.priority, 'deadline', job.deadline, 'tenant', job.tenant,
+    'bytes', job.bytes,
+  }
+  if job.v ~= 1 then
+    entry[#entry + 1], entry[#entry + 2] = 'v', job.v
+  end
+  return redis.pcall('XADD', KEYS[k + 3], '*', unpack(entry))
 end
 
-local function record(a, k, deadline, entry)
-  local delayed = ARGV[a + 13] ~= '0'
-  redis.call(
-    'HSET', KEYS[k + 1], 'state', delayed and 'delayed' or 'queued', 'epoch', '0',
-    'entry', delayed and '' or entry, 'entry_key', delayed and '' or KEYS[k + 3],
-    'tokens', ARGV[a + 9], 'class', ARGV[a + 4], 'tenant', ARGV[a + 5],
-    'bucket', ARGV[a + 7], 'lane', ARGV[a + 8], 'deadline', deadline,
-    'keep_ms', ARGV[a + 14], 'idem', ARGV[a + 15], 'priority', ARGV[a + 6],
-    'max_tokens', ARGV[a + 10], 'seed', ARGV[a + 11], 'enqueued_ms', now,
-    'bytes', #ARGV[a + 2], 'hash', ARGV[a + 3], 'v', '1'
-  )
-  redis.call('SET', KEYS[k + 2], ARGV[a + 2])
-  if ARGV[a + 15] ~= '' then
-    redis.call('SET', KEYS[k + 4], ARGV[a + 1] .. ' ' .. ARGV[a + 3])
+-- What has its default is left out: a record is a small packed list while it waits.
+local function record(job, k, payload, entry)
+  local fields = {
+    'state', job.due and 'delayed' or 'queued', 'tokens', job.tokens,
+    'class', job.class, 'tenant', job.tenant, 'bucket', job.bucket, 'lane', job.lane,
+    'max_tokens', job.max_tokens, 'seed', job.seed, 'enqueued_ms', now,
+    'bytes', job.bytes, 'hash', job.hash,
+  }
+  local function add(name, value, default)
+    if value ~= default then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
   end
-  if deadline ~= '' then
-    redis.call('ZADD', KEYS[4], deadline, ARGV[a + 1])
+  if not job.due then
+    add('entry', entry)
+    add('entry_key', KEYS[k + 3])
   end
-  if not delayed then
+  add('deadline', job.deadline, '')
+  add('keep_ms', job.keep_ms, DEFAULT_KEEP_MS)
+  add('idem', job.idem, '')
+  add('priority', job.priority, 0)
+  add('v', job.v, 1)
+  redis.call('HSET', KEYS[k + 1], unpack(fields))
+  redis.call('SET', KEYS[k + 2], payload)
+  if job.idem ~= '' then
+    redis.call('SET', KEYS[k + 4], job.id .. ' ' .. job.hash)
+  end
+  if job.deadline ~= '' then
+    redis.call('ZADD', KEYS[4], job.deadline, job.id)
+  end
+  if not job.due then
     queued = true
-    arrivals[#arrivals + 1] = ARGV[a + 4] .. ':' .. ARGV[a + 1]
-    lanes[ARGV[a + 4] .. ':' .. ARGV[a + 7] .. ':' .. ARGV[a + 8]] = true
+    arrivals[#arrivals + 1] = job.class .. ':' .. job.id
+    lanes[job.class .. ':' .. job.bucket .. ':' .. job.lane] = true
   end
   recent[#recent + 1] = now
-  recent[#recent + 1] = ARGV[a + 1]
+  recent[#recent + 1] = job.id
 end
 
-local function enqueue(a, k)
-  local wrong = problem(a, k)
+local function enqueue(i)
+  local k, payload = KEYS_HEAD + (i - 1) * KEYS_WIDTH, ARGV[1 + i * WIDTH]
+  local job, wrong = facts_of(ARGV[i * WIDTH], payload, shard, now)
+  wrong = wrong or wrong_keys(job, shard, k) or wrong_size(limits, job)
   if wrong then
-    return 'invalid', ARGV[a + 1], '', wrong
+    return 'invalid', job and job.id or '', '', wrong
   end
-  local status, id, detail = known(a, k)
+  local status, id, detail = known(job, k)
   if status then
     return status, id, '', detail
   end
-  local size, tenant = tonumber(ARGV[a + 9]), ARGV[a + 5]
-  local wait, limit = over_limit(tenant, size)
+  local wait, limit = over_limit(limits, job)
   if wait then
-    return 'full', ARGV[a + 1], wait, limit
+    return 'full', job.id, wait, limit
   end
-  local deadline = ''
-  if ARGV[a + 12] ~= '' then
-    deadline = string.format('%.0f', now + tonumber(ARGV[a + 12]))
+  local needed = job.refuse_late and lateness(limits, job)
+  if needed then
+    return 'late', job.id, needed, 'deadline_ms: the job would be done too late'
   end
-  local entry = place(a, k, deadline)
+  local entry = place(job, k)
   if type(entry) == 'table' and entry.err then
-    return 'error', entry
+    return 'error', job.id, '', entry.err
   end
-  record(a, k, deadline, entry)
-  jobs, tokens = jobs + 1, tokens + size
-  tenants[tenant] = tenants[tenant] + 1
-  count_waiting(ARGV[a + 4], tenant, size, 1)
-  return 'queued', ARGV[a + 1], '', ''
+  record(job, k, payload, entry)
+  take_room(limits, job)
+  count_waiting(job, 1)
+  return 'queued', job.id, '', ''
 end
 
 for i = 1, count do
-  local a, k = HEAD + (i - 1) * WIDTH, KEYS_HEAD + (i - 1) * KEYS_WIDTH
-  local status, id, wait, detail = enqueue(a, k)
+  local status, id, wait, detail = enqueue(i)
   if status == 'error' then
-    if #recent == 0 and string.find(id.err, 'OOM', 1, true) then
-      return id -- nothing is written yet: refuse the whole call
+    if #recent == 0 and string.find(detail, 'OOM', 1, true) then
+      return redis.error_reply(detail) -- nothing is written yet: refuse the whole call
     end
-    status, id, wait, detail = 'invalid', ARGV[a + 1], '', 'keys: ' .. id.err
+    status, detail = 'invalid', 'keys: ' .. detail
   end
   replies[#replies + 1] = status
   replies[#replies + 1] = id
@@ -280,6 +196,7 @@ if #recent > 0 then
     redis.call('ZADD', KEYS[2], 'NX', now, member)
   end
   save_load(KEYS[1], now)
+  save_rates(limits)
 end
 if queued then
   if #arrivals > MOST_TOLD then

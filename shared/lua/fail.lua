@@ -12,7 +12,8 @@
 --      wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 group, 2 id, 3 epoch, 4 JSON JobError, 5 delay in ms, 6 most attempts,
 --      7 result and 8 end marker when attempts are used up,
---      9 result and 10 end marker when a cancel was asked for meanwhile
+--      9 result and 10 end marker when a cancel was asked for meanwhile,
+--      11 ms that a dead letter's record, input and result stay
 -- Returns retrying, failed, cancelled, lost, or keys.
 --include clock
 --include record
@@ -20,11 +21,9 @@
 --include credit
 --include ending
 local AT = 9
-local DEAD_LENGTH = 1000 -- dead letters kept
 local FIELDS = {
-  'state', 'epoch', 'owner', 'cancel', 'keep_ms', 'idem', 'deadline', 'cost_blocks',
-  'cost_running', 'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'tokens',
-  'attempts',
+  'state', 'epoch', 'owner', 'cancel', 'keep_ms', 'idem', 'deadline', 'tenant',
+  'tokens', 'bytes', 'attempts', unpack(CREDIT_FIELDS),
 }
 local id, now, credit = ARGV[2], now_ms(), new_credit()
 local job = read_job(KEYS[AT], FIELDS)
@@ -46,7 +45,7 @@ if outcome == 'retrying' then
   fence(AT, job)
   redis.call('HSET', KEYS[AT], 'state', 'retrying', 'owner', '', 'batch', '')
   redis.call('ZADD', KEYS[3], now + math.max(tonumber(ARGV[5]) or 0, 0), id)
-  count_waiting(job.class, job.tenant, job.tokens, 1)
+  count_waiting(job, 1)
 else
   local cancelled = outcome == 'cancelled'
   if job.deadline ~= '' then
@@ -55,17 +54,14 @@ else
   conclude(AT, id, job, now, {
     state = outcome, result = cancelled and ARGV[9] or ARGV[7],
     finale = cancelled and ARGV[10] or ARGV[8], reason = ARGV[4], done_key = KEYS[5],
-    told_by = ARGV[1],
+    told_by = ARGV[1], dead_ms = not cancelled and ARGV[11] or nil,
   })
   if not cancelled then
-    redis.pcall(
-      'XADD', KEYS[6], 'MAXLEN', '~', DEAD_LENGTH, '*', 'id', id,
-      'reason', 'attempts', 'error', ARGV[4]
-    )
+    bury(KEYS[6], id, 'attempts', ARGV[4])
   end
 end
 give_back(credit, job)
-save_credit(KEYS[8], credit)
+save_credit(KEYS[8], credit, 1)
 save_load(KEYS[4], now)
 redis.call('PUBLISH', KEYS[7], 'room')
 return outcome

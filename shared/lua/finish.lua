@@ -20,8 +20,8 @@
 --include ending
 local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 7, 7, 7
 local FIELDS = {
-  'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'cost_blocks',
-  'cost_running', 'cost_tokens', 'credit_tokens_back', 'class', 'tenant', 'entry',
+  'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'tenant', 'entry',
+  unpack(CREDIT_FIELDS),
 }
 local ENDINGS = { succeeded = true, failed = true, cancelled = true, expired = true }
 local group, now, replies, credit = ARGV[1], now_ms(), {}, new_credit()
@@ -57,8 +57,8 @@ end
 for i = 1, tonumber(ARGV[2]) do
   replies[i] = finish(HEAD + (i - 1) * WIDTH, KEYS_HEAD + (i - 1) * KEYS_WIDTH)
 end
-if credit.credit_running > 0 then
-  save_credit(KEYS[6], credit)
+if credit.all.running > 0 then
+  save_credit(KEYS[6], credit, 1)
   if redis.call('HEXISTS', KEYS[3], 'jobs') == 1 then
     redis.call('PUBLISH', KEYS[5], 'room')
   end

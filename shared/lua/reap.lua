@@ -15,11 +15,15 @@
 --      then nine for each job: job hash, in string, ids string, out string,
 --      tok stream, wake channel, idem string (the job hash again when it has none),
 --      group hash of its owner, stream of its entry (the job hash where there is none)
--- ARGV 1 fence, 2 most lost leases, 3 most dispatches in a row that a living group does
---      not start, 4 number of jobs; then six for each: id, action (due, expire,
+-- ARGV 1 fence, 2 most leases lost while a job ran alone, 3 most dispatches in a row
+--      that a living group does not start, 4 ms that a dead letter's record, input and
+--      result stay, 5 number of jobs; then seven for each: id, action (due, expire,
 --      redeliver, cancel, dead, unstartable, forget, stray), owner and stream of the
---      entry as last read, JSON JobResult and JSON Delta with `end` ('' where unused)
+--      entry as last read, JSON JobResult, JSON Delta with `end` and JSON JobError of a
+--      lost lease ('' where unused)
 -- Returns one for each job: the action, or skipped, or fenced.
+-- A group that dies takes the leases of all its jobs with it, so that a loss accuses
+-- each of them a little; only a loss while a job ran alone convicts it.
 --include clock
 --include record
 --include load
@@ -27,16 +31,22 @@
 --include credit
 --include ending
 --include requeue
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 4, 6, 10, 9
-local DEAD_LENGTH = 1000
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 5, 7, 10, 9
 local WAITING = { queued = true, delayed = true, retrying = true }
 local ACTIVE = { dispatched = true, running = true }
-local most_losses, most_starts = tonumber(ARGV[2]), tonumber(ARGV[3])
+local most_alone, most_starts = tonumber(ARGV[2]), tonumber(ARGV[3])
 local now, replies, moved = now_ms(), {}, false
 
 local function passed(key, id)
   local score = tonumber(redis.call('ZSCORE', key, id) or '')
   return score ~= nil and score <= now
+end
+
+-- Whether the loss of its lease is to be counted. Who reported it (see forfeit.lua) may
+-- have said that it is no fault of the job.
+local function counts(job)
+  local epoch, counted = string.match(job.lost, '^(%d+) ([01]) ')
+  return job.state == 'running' and not (epoch == job.epoch and counted == '0')
 end
 
 -- What the job's present record calls for, by the same rules as the caller's.
@@ -48,8 +58,8 @@ local function due_action(id, job)
   elseif ACTIVE[job.state] and passed(KEYS[2], id) then
     if job.cancel == '1' then
       return 'cancel'
-    elseif job.state == 'running'
-      and (tonumber(job.lease_losses) or 0) + 1 >= most_losses then
+    elseif counts(job) and job.alone == '1'
+      and (tonumber(job.alone_losses) or 0) + 1 >= most_alone then
       return 'dead'
     elseif job.state == 'dispatched'
       and (tonumber(job.start_losses) or 0) + 1 >= most_starts then
@@ -94,17 +104,31 @@ local function detach(at, job)
   if ACTIVE[job.state] then
     local credit = new_credit()
     give_back(credit, job)
-    save_credit(KEYS[at + 7], credit)
+    save_credit(KEYS[at + 7], credit, 1)
   end
 end
 
-local function redeliver(at, id, job)
+-- Writes a loss into the record; a group that is draining may be ended at any time.
+local function count_loss(at, job, error)
+  if not counts(job) or redis.pcall('HGET', KEYS[at + 7], 'state') == 'draining' then
+    return
+  end
+  job.lease_losses = (tonumber(job.lease_losses) or 0) + 1
+  redis.call('HSET', KEYS[at], 'lease_losses', job.lease_losses, 'last_error', error)
+  if job.alone == '1' then
+    local losses = (tonumber(job.alone_losses) or 0) + 1
+    redis.call('HSET', KEYS[at], 'alone_losses', losses)
+  end
+end
+
+local function redeliver(at, id, job, error)
   redis.call('ZREM', KEYS[2], id)
+  count_loss(at, job, error)
   detach(at, job)
-  if job.state == 'running' then
-    job.lease_losses = (tonumber(job.lease_losses) or 0) + 1
-    redis.call('HSET', KEYS[at], 'lease_losses', job.lease_losses)
-  elseif redis.call('EXISTS', KEYS[at + 7]) == 1 then
+  if job.lost ~= '' then
+    redis.call('HDEL', KEYS[at], 'lost')
+  end
+  if job.state == 'dispatched' and redis.call('EXISTS', KEYS[at + 7]) == 1 then
     -- A group that lives and did not start it: the job may be what is wrong. The loss
     -- of a group that died costs nothing.
     local losses = (tonumber(job.start_losses) or 0) + 1
@@ -112,7 +136,7 @@ local function redeliver(at, id, job)
   end
   fence(at, job)
   requeue(at, id, job, KEYS[10], 'lease_lost')
-  count_waiting(job.class, job.tenant, job.tokens, 1)
+  count_waiting(job, 1)
 end
 
 local function due(at, id, job)
@@ -124,24 +148,23 @@ local function finish(at, a, id, job, action)
   forget(id)
   detach(at, job)
   if WAITING[job.state] then
-    count_drained(job.class, job.tenant, job.tokens)
+    count_drained(job)
   end
   local states = {
     expire = 'expired', cancel = 'cancelled', dead = 'failed', unstartable = 'failed',
   }
-  local losses = { dead = 'lease_losses', unstartable = 'start_losses' }
-  local reason = ''
-  if losses[action] then
-    reason = ARGV[a + 5]
-    redis.call('HSET', KEYS[at], losses[action], (tonumber(job[losses[action]]) or 0) + 1)
-    redis.pcall(
-      'XADD', KEYS[8], 'MAXLEN', '~', DEAD_LENGTH, '*', 'id', id,
-      'reason', losses[action], 'error', reason
-    )
+  local dead = action == 'dead' or action == 'unstartable'
+  if action == 'dead' then
+    count_loss(at, job, ARGV[a + 7])
+    bury(KEYS[8], id, 'lease_losses', ARGV[a + 7])
+  elseif action == 'unstartable' then
+    redis.call('HSET', KEYS[at], 'start_losses', (tonumber(job.start_losses) or 0) + 1)
+    bury(KEYS[8], id, 'start_losses', ARGV[a + 7])
   end
   conclude(at, id, job, now, {
     state = states[action], result = ARGV[a + 5], finale = ARGV[a + 6],
-    reason = reason, done_key = KEYS[7],
+    reason = dead and ARGV[a + 7] or '', done_key = KEYS[7],
+    dead_ms = dead and ARGV[4] or nil,
   })
 end
 
@@ -161,11 +184,12 @@ local function reap(a, at)
     return 'skipped'
   end
   moved = true
-  if action == 'unstartable' and redis.call('EXISTS', KEYS[at + 7]) == 0 then
+  if (action == 'unstartable' and redis.call('EXISTS', KEYS[at + 7]) == 0)
+    or (action == 'dead' and redis.pcall('HGET', KEYS[at + 7], 'state') == 'draining') then
     action = 'redeliver'
   end
   if action == 'redeliver' then
-    redeliver(at, id, job)
+    redeliver(at, id, job, ARGV[a + 7])
   elseif action == 'due' then
     due(at, id, job)
   else
@@ -175,7 +199,7 @@ local function reap(a, at)
 end
 
 local fenced = redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1]
-for i = 1, tonumber(ARGV[4]) do
+for i = 1, tonumber(ARGV[5]) do
   if fenced then
     replies[i] = 'fenced'
   else

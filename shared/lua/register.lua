@@ -10,27 +10,30 @@
 -- Returns now in ms.
 --include clock
 --include record
-local FIELDS = {
-  'state', 'owner', 'cost_blocks', 'cost_running', 'cost_tokens', 'credit_tokens_back',
-}
-local now = now_ms()
-local blocks, running = tonumber(ARGV[3]), tonumber(ARGV[4])
-local tokens = tonumber(ARGV[5])
+--include credit
+local FIELDS = { 'state', 'owner', unpack(CREDIT_FIELDS) }
+local now, alone, held = now_ms(), '', new_credit()
 for k = 4, #KEYS do
   local job = read_job(KEYS[k], FIELDS)
   if job and job.owner == ARGV[1]
     and (job.state == 'running' or job.state == 'dispatched') then
-    blocks = blocks - (tonumber(job.cost_blocks) or 0)
-    running = running - (tonumber(job.cost_running) or 1)
-    if job.credit_tokens_back ~= '1' then
-      tokens = tokens - (tonumber(job.cost_tokens) or 0)
+    add_credit(held, job.class, held_of(job))
+    if job.alone == '1' then
+      alone = string.match(KEYS[k], ':job:(.*)$') or ''
     end
   end
 end
+local function left_of(total, name)
+  return string.format('%.0f', tonumber(total) - held.all[name])
+end
 redis.call(
   'HSET', KEYS[1], 'group', ARGV[1], 'total_blocks', ARGV[3], 'max_running', ARGV[4],
-  'batch_tokens', ARGV[5], 'credit_blocks', blocks, 'credit_running', running,
-  'credit_tokens', tokens, 'heartbeat_ms', now, unpack(ARGV, 6)
+  'batch_tokens', ARGV[5], 'credit_blocks', left_of(ARGV[3], 'blocks'),
+  'credit_running', left_of(ARGV[4], 'running'),
+  'credit_tokens', left_of(ARGV[5], 'tokens'), 'bulk_blocks', held.bulk.blocks,
+  'bulk_running', held.bulk.running,
+  'bulk_tokens', string.format('%.0f', held.bulk.tokens), 'alone', alone,
+  'heartbeat_ms', now, unpack(ARGV, 6)
 )
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])

@@ -21,7 +21,7 @@
 local AT = 8
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'class', 'tenant',
-  'tokens', 'entry', 'entry_key', 'bucket', 'lane',
+  'tokens', 'bytes', 'entry', 'entry_key', 'bucket', 'lane',
 }
 if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then
   return 'fenced'
@@ -40,7 +40,7 @@ redis.call('ZREM', KEYS[2], id)
 if job.entry_key ~= KEYS[6] then
   refresh_lane(KEYS[4], KEYS[7], job.class .. ':' .. job.bucket .. ':' .. job.lane)
 end
-count_drained(job.class, job.tenant, job.tokens)
+count_drained(job)
 conclude(AT, id, job, now, {
   state = ARGV[3], result = ARGV[5], finale = ARGV[6], reason = ARGV[5],
   done_key = KEYS[5],

@@ -47,15 +47,15 @@ local function release(a, k)
   end
   fence(at, job)
   requeue(at, id, job, KEYS[8], 'release')
-  count_waiting(job.class, job.tenant, job.tokens, 1)
+  count_waiting(job, 1)
   return 'released'
 end
 
 for i = 1, tonumber(ARGV[2]) do
   replies[i] = release(HEAD + (i - 1) * WIDTH, KEYS_HEAD + (i - 1) * KEYS_WIDTH)
 end
-if credit.credit_running > 0 then
-  save_credit(KEYS[6], credit)
+if credit.all.running > 0 then
+  save_credit(KEYS[6], credit, 1)
   save_load(KEYS[3], now)
   redis.call('PUBLISH', KEYS[5], 'release')
 end

@@ -17,7 +17,8 @@ from ..connection import find_pool
 from ..errors import ProtocolError, TokenmillError
 from ..keys import MODELS, POOL, SHARDS
 from ..messages import PoolCard
-from ..redis import Finding, check_server, connect, redact_url
+from ..redis import Finding, connect, redact_url
+from ..server_check import check_server
 from .checks import registered_checks
 from .embedded import find_server
 from .shard_checks import examine_shard, workers_of

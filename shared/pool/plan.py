@@ -81,6 +81,8 @@ def _workers(
             )
         for replica in range(model.replicas):
             command = _command("work", "--name", model.name, "--engine", options.engine)
+            if model.serves:
+                command += ("--serves", model.serves[replica])
             specs.append(
                 ChildSpec(
                     name=f"worker-{len(specs)}",

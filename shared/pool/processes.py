@@ -98,6 +98,11 @@ class Child:
         alive = self._process is not None and self._process.returncode is None
         return self._process.pid if alive and self._process is not None else None
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stopping
+
     def confirm(self) -> None:
         """Notes that the child was seen to do its work."""
         if self.state is ChildState.STARTING:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Final
 
 import redis.asyncio
+from redis.exceptions import BusyLoadingError
 
 from ..config import Config
 from ..connection import FILE_NAME, ConnectionFile, state_dir, write_connection
 from ..errors import RedisUnavailable, RedisUnsuitable
 from ..keys import POOL
-from ..messages import PoolCard, encode
-from ..redis import check_server, connect, redact_url
+from ..messages import encode
+from ..pool_card import pool_card
+from ..redis import connect, redact_url, translate
+from ..server_check import check_server
 from .embedded import EmbeddedRedis
 from .lines import line, passed_on, process_line
 from .lock import StateLock
@@ -24,6 +27,7 @@ from .plan import PoolOptions, plan_children
 from .processes import Child, ChildState, Supervisor
 from .watching import Forfeiter, Watcher, forget_dead_groups, is_worker
 
+_LOADING_WAIT_S: Final = 1.0
 _FORFEIT_WAIT_S: Final = 2.0
 """How long killed children may take to be gone and their leases ended."""
 EXIT_FAILED: Final = 1
@@ -111,7 +115,7 @@ class Pool:
                     line(f"warning: {one.message}; cure: {one.cure}")
         if self._embedded is not None and (left := await forget_dead_groups(client)):
             line(f"{left} jobs that an earlier pool was running are redelivered")
-        await client.set(POOL, encode(pool_card(self._config)))
+        await self._publish(client)
         write_connection(
             self._directory,
             ConnectionFile(
@@ -122,6 +126,24 @@ class Pool:
         )
         self._url = url
         return client
+
+    async def _publish(self, client: redis.asyncio.Redis) -> None:
+        """Writes the pool's card; a server that still loads its data is waited for."""
+        card = encode(pool_card(self._config))
+        while True:
+            try:
+                with translate():
+                    await client.set(POOL, card)
+                return
+            except RedisUnavailable as error:
+                if not isinstance(error.__cause__, BusyLoadingError):
+                    await client.aclose()
+                    raise
+                line("waiting for Redis, which is loading its data")
+                await asyncio.sleep(_LOADING_WAIT_S)
+            except BaseException:
+                await client.aclose()
+                raise
 
     async def _close_redis(self) -> None:
         if self._embedded is not None:
@@ -252,17 +274,3 @@ class Pool:
         line('ready; try: tokenmill submit "Hello" --stream')
         if self._ready_file is not None:
             self._ready_file.write_text("ready\n", encoding="utf-8")
-
-
-def pool_card(config: Config) -> PoolCard:
-    """Returns what producers are told of a pool with these settings."""
-    return PoolCard(
-        partitions=config.pool.partitions,
-        buckets=config.pool.buckets,
-        max_waiting_jobs=config.limits.max_waiting_jobs,
-        max_waiting_tokens=config.limits.max_waiting_tokens,
-        tenant_waiting_jobs=config.limits.tenant_waiting_jobs,
-        max_payload_bytes=config.limits.max_payload_bytes,
-        retention_ms=int(config.retention.result_s * 1000),
-        models=tuple(model.name for model in config.models),
-    )

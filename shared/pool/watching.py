@@ -10,6 +10,7 @@ import redis.exceptions
 
 from ..errors import TokenmillError
 from ..keys import SHARDS, Keys
+from ..losses import process_ended
 from ..scripts import Scripts
 from .lines import line
 from .plan import GROUP_VARIABLE, model_of_worker, partition_of_worker
@@ -109,8 +110,12 @@ class Forfeiter:
         scripts = Scripts(self._client, _keys(child))
         try:
             async with asyncio.timeout(_FORFEIT_TIMEOUT_S):
-                num_jobs = await scripts.forfeit(group)
-                await scripts.leave(group)
+                # Who was asked to end cannot have been ended by a job.
+                num_jobs = await scripts.forfeit(
+                    group,
+                    process_ended(child.exit_code),
+                    counts=not child.is_stopping,
+                )
         except (TokenmillError, redis.exceptions.RedisError, OSError) as error:
             # Then the leases end by themselves, some seconds later.
             line(f"warning: leases of {group} not ended: {error}")
@@ -135,6 +140,7 @@ async def forget_dead_groups(client: redis.asyncio.Redis) -> int:
         keys = Keys.of_shard(shard.decode())
         scripts = Scripts(client, keys)
         for name in await client.zrange(keys.groups, 0, -1):
-            num_jobs += await scripts.forfeit(name.decode())
-            await scripts.leave(name.decode())
+            num_jobs += await scripts.forfeit(
+                name.decode(), "its pool was ended", counts=False
+            )
     return num_jobs

@@ -4,6 +4,7 @@
 --   +0 job hash   +1 in string   +2 ids string   +3 out string
 --   +4 tok stream +5 wake channel +6 idem string (the job hash again when it has none)
 local DONE_LENGTH = 10000 -- terminal events kept for the orchestrator
+local DEAD_LENGTH = 10000 -- dead letters kept at most; the janitor drops them by age
 local DEFAULT_KEEP_MS, MOST_KEEP_MS = 3600000, 3155760000000
 
 -- Whether KEYS names the job's idempotency key (or rightly none).
@@ -32,10 +33,20 @@ local function fence(at, job)
   return epoch
 end
 
+-- Keeps a job that failed for people to look at and to requeue.
+local function bury(dead_key, id, reason, error)
+  redis.pcall(
+    'XADD', dead_key, 'MAXLEN', '~', DEAD_LENGTH, '*', 'id', id, 'reason', reason,
+    'error', error
+  )
+end
+
 -- Makes the job terminal: result, end marker, expiry of all its keys, event, wake.
 -- `owner` stays in the record only when the owner itself finished, so that its
 -- repeated call is recognised; the event names it likewise, or `told_by`: who is
--- named there logs the job's end; where nobody is, the active scheduler does. `log_id` is the owner's id for the end marker.
+-- named there logs the job's end; where nobody is, the active scheduler does.
+-- `log_id` is the owner's id for the end marker. What a dead letter needs (record, input
+-- and result) stays for `dead_ms` where that is given.
 local function conclude(at, id, job, now, ending)
   local keep, epoch = keep_of(job), next_epoch(job)
   local log_id, marked = ending.log_id, nil
@@ -57,9 +68,10 @@ local function conclude(at, id, job, now, ending)
   if ending.reason and ending.reason ~= '' then
     redis.call('HSET', KEYS[at], 'last_error', ending.reason)
   end
-  redis.call('SET', KEYS[at + 3], ending.result, 'PX', keep)
-  redis.call('PEXPIRE', KEYS[at], keep)
-  redis.call('PEXPIRE', KEYS[at + 1], keep)
+  local long = math.max(keep, tonumber(ending.dead_ms or '') or 0)
+  redis.call('SET', KEYS[at + 3], ending.result, 'PX', long)
+  redis.call('PEXPIRE', KEYS[at], long)
+  redis.call('PEXPIRE', KEYS[at + 1], long)
   redis.call('PEXPIRE', KEYS[at + 2], keep)
   redis.call('PEXPIRE', KEYS[at + 4], keep)
   if job.idem ~= '' then

@@ -8,28 +8,30 @@ local function bump(field, by)
   load_change[field] = (load_change[field] or 0) + by
 end
 
--- Tokens as a record names them; what cannot be a size, as a stranger may have written,
--- counts nothing rather than ending the call half-way.
-local function size_of(tokens)
-  local size = tonumber(tokens) or 0
+-- Tokens or bytes as a record names them; what cannot be a size, as a stranger may have
+-- written, counts nothing rather than ending the call half-way.
+local function size_of(number)
+  local size = tonumber(number) or 0
   return size >= 0 and size <= 1e9 and math.floor(size) or 0
 end
 
--- One job starts (sign 1) or stops (sign -1) waiting.
-local function count_waiting(class, tenant, tokens, sign)
-  tokens = sign * size_of(tokens)
+-- One job starts (sign 1) or stops (sign -1) waiting: its class, tenant, tokens, bytes.
+local function count_waiting(job, sign)
+  local tokens = sign * size_of(job.tokens)
   bump('jobs', sign)
   bump('tokens', tokens)
-  bump('class:' .. class .. ':jobs', sign)
-  bump('tenant:' .. tenant .. ':jobs', sign)
-  bump('tenant:' .. tenant .. ':tokens', tokens)
+  bump('bytes', sign * size_of(job.bytes))
+  bump('class:' .. job.class .. ':jobs', sign)
+  bump('class:' .. job.class .. ':tokens', tokens)
+  bump('tenant:' .. job.tenant .. ':jobs', sign)
+  bump('tenant:' .. job.tenant .. ':tokens', tokens)
 end
 
 -- One job stops waiting and so made room: this feeds the measured drain rate.
-local function count_drained(class, tenant, tokens)
-  count_waiting(class, tenant, tokens, -1)
+local function count_drained(job)
+  count_waiting(job, -1)
   drained_jobs = drained_jobs + 1
-  drained_tokens = drained_tokens + size_of(tokens)
+  drained_tokens = drained_tokens + size_of(job.tokens)
 end
 
 local function decay(value, since, now)
@@ -37,21 +39,51 @@ local function decay(value, since, now)
   return (tonumber(value) or 0) * math.exp(-age / RATE_WINDOW_MS)
 end
 
+-- Milliseconds, of those that are remembered, during which something waited: while
+-- nothing does, a low rate says nothing of what could be drained.
+local function busy_ms(value, since, from, now)
+  local open = from and math.max(now - (tonumber(from) or now), 0) or 0
+  local part = 1 - math.exp(-open / RATE_WINDOW_MS)
+  return decay(value, since, now) + RATE_WINDOW_MS * part
+end
+
+local function save_drained(key, now)
+  local rate = redis.call(
+    'HMGET', key, 'rate_jobs', 'rate_tokens', 'rate_busy', 'rate_ms', 'rate_from'
+  )
+  redis.call('HINCRBY', key, 'drained_tokens', drained_tokens)
+  redis.call(
+    'HSET', key,
+    'rate_jobs', string.format('%.3f', decay(rate[1], rate[4], now) + drained_jobs),
+    'rate_tokens', string.format('%.3f', decay(rate[2], rate[4], now) + drained_tokens),
+    'rate_busy', string.format('%.3f', busy_ms(rate[3], rate[4], rate[5], now)),
+    'rate_ms', now, 'rate_from', now
+  )
+end
+
 local function save_load(key, now)
+  local tenants, first, none = 0, false, false
   for field, by in pairs(load_change) do
     local left = by ~= 0 and redis.pcall('HINCRBY', key, field, by)
     if left and (type(left) == 'table' or left <= 0) then
       redis.call('HDEL', key, field) -- nothing waits, or a stranger wrote no number
+      left = 0
+    end
+    if left and field == 'jobs' then
+      first, none = left == by, left == 0
+    elseif left and string.find(field, '^tenant:.*:jobs$') then
+      tenants = tenants + (left == by and 1 or left == 0 and -1 or 0)
     end
   end
+  if tenants ~= 0 and redis.call('HINCRBY', key, 'tenants', tenants) <= 0 then
+    redis.call('HDEL', key, 'tenants')
+  end
   if drained_jobs > 0 then
-    local rate = redis.call('HMGET', key, 'rate_jobs', 'rate_tokens', 'rate_ms')
-    redis.call('HINCRBY', key, 'drained_tokens', drained_tokens)
-    redis.call(
-      'HSET', key,
-      'rate_jobs', string.format('%.3f', decay(rate[1], rate[3], now) + drained_jobs),
-      'rate_tokens', string.format('%.3f', decay(rate[2], rate[3], now) + drained_tokens),
-      'rate_ms', now
-    )
+    save_drained(key, now)
+  end
+  if first then
+    redis.call('HSET', key, 'rate_from', now)
+  elseif none then
+    redis.call('HDEL', key, 'rate_from')
   end
 end

@@ -1,15 +1,16 @@
 -- Puts a job back to the queue through the `resume` stream, which is read first.
 local REQUEUE_FIELDS = {
-  'state', 'epoch', 'owner', 'cancel', 'class', 'tenant', 'tokens', 'max_tokens',
-  'priority', 'deadline', 'bytes', 'bucket', 'keep_ms', 'idem', 'entry', 'entry_key',
-  'cost_blocks', 'cost_running', 'cost_tokens', 'credit_tokens_back', 'lease_losses',
-  'attempts', 'lane', 'start_losses',
+  'state', 'epoch', 'owner', 'cancel', 'tenant', 'tokens', 'max_tokens', 'priority',
+  'deadline', 'bytes', 'bucket', 'keep_ms', 'idem', 'entry', 'entry_key', 'attempts',
+  'lane', 'lease_losses', 'alone_losses', 'start_losses', 'lost',
+  unpack(CREDIT_FIELDS),
 }
 
 local function requeue(at, id, job, resume_key, kind)
   local entry = redis.call(
     'XADD', resume_key, '*', 'id', id, 'tokens', job.tokens,
-    'max_tokens', job.max_tokens, 'priority', job.priority,
+    'max_tokens', job.max_tokens,
+    'priority', job.priority == '' and '0' or job.priority,
     'deadline', job.deadline, 'tenant', job.tenant, 'bytes', job.bytes,
     'class', job.class, 'bucket', job.bucket,
     'losses', job.lease_losses == '' and '0' or job.lease_losses, 'kind', kind

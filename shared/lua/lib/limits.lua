@@ -1,0 +1,201 @@
+-- What may wait, and when there will be room. The scheduler writes the hash `limits`;
+-- these are the values where it has written none (as in config.py).
+local LIMITS = {
+  { 'max_waiting_jobs', 100000 }, { 'max_waiting_tokens', 50000000 },
+  { 'max_waiting_bytes', 1073741824 }, { 'tenant_waiting_jobs', 100000 },
+  { 'tenant_waiting_tokens', 50000000 }, { 'tenant_tokens_per_minute', 0 },
+  { 'max_payload_bytes', 4194304 }, { 'service_ms', 0 },
+}
+local LEAST_RETRY_MS, MOST_RETRY_MS, BLIND_RETRY_MS = 100, 60000, 5000
+local MINUTE_MS = 60000 -- a tenant's allowance: so much may come at once
+local FORGOTTEN = 0.01 -- drained jobs still remembered; fewer say nothing of a rate
+
+local function read_limits(key, rates_key, load_key, now)
+  local names = {}
+  local limits = { key = key, rates_key = rates_key, now = now, tenants = {} }
+  for i, limit in ipairs(LIMITS) do
+    names[i] = limit[1]
+  end
+  local values = redis.pcall('HMGET', key, unpack(names))
+  for i, limit in ipairs(LIMITS) do
+    limits[limit[1]] = tonumber(values[i] or '') or limit[2]
+  end
+  local load = redis.call(
+    'HMGET', load_key, 'jobs', 'tokens', 'bytes', 'tenants', 'class:interactive:tokens',
+    'rate_jobs', 'rate_tokens', 'rate_busy', 'rate_ms', 'rate_from'
+  )
+  limits.load_key = load_key
+  limits.jobs, limits.tokens = tonumber(load[1]) or 0, tonumber(load[2]) or 0
+  limits.bytes, limits.waiting_tenants = tonumber(load[3]) or 0, tonumber(load[4]) or 0
+  limits.interactive = tonumber(load[5]) or 0
+  limits.stalled_ms = load[9] and load[10] and now - load[10] or 0
+  local jobs = decay(load[6], load[9], now)
+  if jobs >= FORGOTTEN then
+    local busy = math.max(busy_ms(load[8], load[9], load[10], now), 1)
+    limits.jobs_per_ms = jobs / busy
+    limits.tokens_per_ms = decay(load[7], load[9], now) / busy
+  end
+  return limits
+end
+
+-- A tenant's own limits and what it has waiting, read once in a call.
+local function tenant_of(limits, name)
+  local tenant = limits.tenants[name]
+  if tenant then
+    return tenant
+  end
+  local head = 'tenant:' .. name .. ':'
+  local own = redis.pcall(
+    'HMGET', limits.key, head .. 'waiting_jobs', head .. 'waiting_tokens',
+    head .. 'tokens_per_minute'
+  )
+  local has = redis.call('HMGET', limits.load_key, head .. 'jobs', head .. 'tokens')
+  tenant = {
+    max_jobs = tonumber(own[1] or '') or limits.tenant_waiting_jobs,
+    max_tokens = tonumber(own[2] or '') or limits.tenant_waiting_tokens,
+    per_minute = tonumber(own[3] or '') or limits.tenant_tokens_per_minute,
+    jobs = tonumber(has[1]) or 0, tokens = tonumber(has[2]) or 0,
+  }
+  if tenant.per_minute > 0 then
+    local full = redis.pcall('ZSCORE', limits.rates_key, name)
+    tenant.full_ms = type(full) == 'string' and tonumber(full) or 0
+  end
+  limits.tenants[name] = tenant
+  return tenant
+end
+
+local function retry_after(excess, per_ms)
+  local ms = per_ms and per_ms > 0 and excess / per_ms or BLIND_RETRY_MS
+  return string.format('%.0f', math.min(math.max(ms, LEAST_RETRY_MS), MOST_RETRY_MS))
+end
+
+local function wrong_size(limits, job)
+  if job.bytes > limits.max_payload_bytes then
+    return string.format(
+      'payload: has %d bytes; expected at most %d (max_payload_bytes)',
+      job.bytes, limits.max_payload_bytes
+    )
+  end
+  return nil
+end
+
+-- How much of its allowance a job uses, as the ms in which so much comes back.
+local function allowance_ms(tenant, job)
+  return (job.tokens + job.max_tokens) * MINUTE_MS / tenant.per_minute
+end
+
+-- What is larger than the whole allowance goes when the allowance is full.
+local function over_allowance(limits, job, tenant)
+  local used_ms = tenant.per_minute > 0 and tenant.full_ms - limits.now or 0
+  if used_ms <= 0 then
+    return nil
+  end
+  local short_ms = used_ms - math.max(MINUTE_MS - allowance_ms(tenant, job), 0)
+  if short_ms <= 0 then
+    return nil
+  end
+  local left = math.max(tenant.per_minute * (1 - used_ms / MINUTE_MS), 0)
+  return retry_after(short_ms, 1),
+    string.format('tenant_tokens_per_minute: the job asks for %d tokens and %.0f of %d '
+      .. 'are left', job.tokens + job.max_tokens, left, tenant.per_minute)
+end
+
+local function over_tenant(limits, job)
+  local tenant = tenant_of(limits, job.tenant)
+  local turns = math.max(limits.waiting_tenants, 1) -- others drain at the same time
+  if tenant.jobs + 1 > tenant.max_jobs then
+    return retry_after((tenant.jobs + 1 - tenant.max_jobs) * turns, limits.jobs_per_ms),
+      string.format('tenant_waiting_jobs: %d jobs of this tenant wait and the limit '
+        .. 'is %d', tenant.jobs, tenant.max_jobs)
+  elseif tenant.jobs > 0 and tenant.tokens + job.tokens > tenant.max_tokens then
+    return retry_after((tenant.tokens + job.tokens - tenant.max_tokens) * turns,
+        limits.tokens_per_ms),
+      string.format('tenant_waiting_tokens: %d tokens of this tenant wait, the job has '
+        .. '%d and the limit is %d', tenant.tokens, job.tokens, tenant.max_tokens)
+  end
+  return over_allowance(limits, job, tenant)
+end
+
+-- Returns ms until a retry has a chance, and detail, when a limit is reached.
+local function over_limit(limits, job)
+  local jobs, tokens, bytes = limits.jobs, limits.tokens, limits.bytes
+  if jobs + 1 > limits.max_waiting_jobs then
+    return retry_after(jobs + 1 - limits.max_waiting_jobs, limits.jobs_per_ms),
+      string.format('max_waiting_jobs: %d jobs wait and the limit is %d',
+        jobs, limits.max_waiting_jobs)
+  elseif jobs > 0 and tokens + job.tokens > limits.max_waiting_tokens then
+    return retry_after(tokens + job.tokens - limits.max_waiting_tokens,
+        limits.tokens_per_ms),
+      string.format('max_waiting_tokens: %d tokens wait, the job has %d and the limit '
+        .. 'is %d', tokens, job.tokens, limits.max_waiting_tokens)
+  elseif jobs > 0 and bytes + job.bytes > limits.max_waiting_bytes then
+    local per_ms = limits.jobs_per_ms and limits.jobs_per_ms * bytes / jobs
+    return retry_after(bytes + job.bytes - limits.max_waiting_bytes, per_ms),
+      string.format('max_waiting_bytes: payloads of %d bytes wait, the job has %d and '
+        .. 'the limit is %d', bytes, job.bytes, limits.max_waiting_bytes)
+  end
+  return over_tenant(limits, job)
+end
+
+-- Returns the ms that a job would take when that is more than its deadline gives it, by
+-- what waits before it and the measured rate; nil when it can be met or nobody knows.
+-- Bulk does not delay interactive work, and no tenant waits for more than its turn:
+-- while it gets so much as it has waiting, every other gets the same at most.
+local function lateness(limits, job)
+  if job.deadline == '' then
+    return nil
+  end
+  local tenant = tenant_of(limits, job.tenant)
+  local others = limits.waiting_tenants - (tenant.jobs > 0 and 1 or 0)
+  local own = tenant.tokens + job.tokens
+  local ahead = job.class == 'interactive' and limits.interactive or limits.tokens
+  ahead = math.min(ahead, tenant.tokens + others * own)
+  local wait = 0
+  if limits.tokens_per_ms and limits.tokens_per_ms > 0 then
+    wait = ahead / limits.tokens_per_ms
+  elseif ahead > 0 then
+    wait = limits.stalled_ms -- nothing was drained for so long: no sooner from now
+  end
+  local needed = math.max(wait, job.delay_ms) + limits.service_ms
+  if needed <= job.deadline_ms then
+    return nil
+  end
+  return string.format('%.0f', math.min(needed, 1e12))
+end
+
+-- Books a recorded job, so that the next of this call sees it.
+local function take_room(limits, job)
+  local tenant = tenant_of(limits, job.tenant)
+  limits.jobs, limits.tokens = limits.jobs + 1, limits.tokens + job.tokens
+  limits.bytes = limits.bytes + job.bytes
+  if job.class == 'interactive' then
+    limits.interactive = limits.interactive + job.tokens
+  end
+  if tenant.jobs == 0 then
+    limits.waiting_tenants = limits.waiting_tenants + 1
+  end
+  tenant.jobs, tenant.tokens = tenant.jobs + 1, tenant.tokens + job.tokens
+  if tenant.per_minute > 0 then
+    tenant.full_ms = math.max(tenant.full_ms, limits.now) + allowance_ms(tenant, job)
+    tenant.spent = true
+  end
+end
+
+-- Writes allowances that were used. A tenant whose allowance is full again is not kept,
+-- and the whole goes when that is true of all.
+local function save_rates(limits)
+  local key, spent = limits.rates_key, false
+  for name, tenant in pairs(limits.tenants) do
+    if tenant.spent then
+      spent = true
+      redis.pcall('ZADD', key, string.format('%.3f', tenant.full_ms), name)
+    end
+  end
+  if spent then
+    redis.pcall('ZREMRANGEBYSCORE', key, '-inf', limits.now)
+    local last = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
+    if last[2] then
+      redis.pcall('PEXPIREAT', key, string.format('%.0f', math.ceil(last[2])))
+    end
+  end
+end

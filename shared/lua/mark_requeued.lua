@@ -1,0 +1,21 @@
+-- mark_requeued: notes in the records of dead jobs under which id each runs again.
+-- The state of such a job never changes; the mark is for people, and keeps a second
+-- requeue from making a second job.
+--
+-- KEYS one for each job: job hash
+-- ARGV one for each job: id of the new job
+-- Returns one for each job: the id that is noted, or '' when the record is gone.
+--include record
+local replies = {}
+for i = 1, #KEYS do
+  local job = read_job(KEYS[i], { 'state', 'requeued_as' })
+  if not job or job.state ~= 'failed' then
+    replies[i] = ''
+  elseif job.requeued_as ~= '' then
+    replies[i] = job.requeued_as
+  else
+    redis.call('HSET', KEYS[i], 'requeued_as', ARGV[i])
+    replies[i] = ARGV[i]
+  end
+end
+return replies

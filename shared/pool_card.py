@@ -1,0 +1,21 @@
+"""What a pool tells its producers, from its settings."""
+
+from .config import Config
+from .messages import PoolCard
+
+
+def pool_card(config: Config) -> PoolCard:
+    """Returns what producers are told of a pool with these settings."""
+    limits, storage = config.limits, config.storage
+    is_stored = storage.url is not None
+    offload_bytes = storage.offload_bytes or limits.max_payload_bytes // 2
+    return PoolCard(
+        partitions=config.pool.partitions,
+        buckets=config.pool.buckets,
+        max_payload_bytes=limits.max_payload_bytes,
+        retention_ms=round(config.retention.result_s * 1000),
+        models=tuple(model.name for model in config.models),
+        storage_url=storage.url,
+        offload_bytes=offload_bytes if is_stored else 0,
+        max_input_bytes=storage.max_input_bytes if is_stored else 0,
+    )

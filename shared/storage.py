@@ -1,0 +1,275 @@
+"""Inputs too large for Redis: a store of objects named by tenant and content.
+
+The store is any file system that fsspec knows: a directory that all hosts mount, S3.
+Objects are written once whole and never changed, so a name stands for its content.
+Credentials come from the environment of each process, never from the address.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from .errors import InputUnreadable, StorageUnavailable, TokenmillError
+from .input_refs import LOCAL_SCHEMES, check_ref, is_input, url_problem
+from .messages import InputRef
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+_THREADS: Final = 4
+"""Objects that one process moves at a time."""
+_TIMEOUT_S: Final = 60.0
+"""Longest time for one object; a store that hangs holds nobody for ever."""
+_MARK: Final = ".tokenmill-inputs"
+"""Stands in every directory that was ever used as a store."""
+_T = TypeVar("_T")
+
+
+class StoredInput(msgspec.Struct, frozen=True):
+    """One object of the store."""
+
+    name: str
+    size: int
+    """Bytes."""
+    modified_s: float
+    """Unix time by the store's own clock."""
+
+
+class Storage:
+    """Writes and reads inputs; nothing blocks the event loop.
+
+    Args:
+        url: Address of the store.
+        max_bytes: Largest object that is written or read.
+
+    Raises:
+        StorageUnavailable: The address cannot be one, or its package is missing.
+    """
+
+    def __init__(self, url: str, *, max_bytes: int) -> None:
+        problem = url_problem(url)
+        if problem is not None:
+            raise StorageUnavailable(f"storage.url: {problem}")
+        self.url = url
+        self._max_bytes = max_bytes
+        self._fs, self._root = _open(url)
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage")
+
+    async def write(self, ref: InputRef, content: bytes) -> None:
+        """Stores an input, again if it is there: its age begins anew.
+
+        Raises:
+            StorageUnavailable: The store does not answer or refuses.
+        """
+        await self._run(lambda: self._write(self._path(ref), content))
+
+    async def read(self, ref: InputRef, tenant: str) -> bytes:
+        """Returns an input, checked against its reference.
+
+        Args:
+            ref: As a client wrote it.
+            tenant: Whose job it is; the reference must name an object of this tenant.
+
+        Raises:
+            InputUnreadable: The reference or the object is wrong; the job's own fault.
+            StorageUnavailable: The store does not answer or refuses.
+        """
+        check_ref(ref, tenant, self._max_bytes)
+        return await self._run(lambda: self._read(ref))
+
+    async def inputs(self) -> list[StoredInput]:
+        """Returns every object that is named as an input, in no order."""
+        return await self._run(lambda: list(self._inputs()))
+
+    async def remove(self, name: str, before_s: float) -> bool:
+        """Removes an input unless it has been written anew; whether it has gone.
+
+        Args:
+            name: From `inputs`.
+            before_s: It is left alone when it was written later than this.
+        """
+        return await self._run(lambda: self._remove_old(name, before_s))
+
+    async def probe(self) -> float:
+        """Writes, reads and removes an object.
+
+        Returns:
+            The time by the store's own clock.
+
+        Raises:
+            StorageUnavailable: One of the three failed.
+        """
+        return await self._run(self._probe)
+
+    def close(self) -> None:
+        """Ends the threads after their present work."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # --- in a thread ---------------------------------------------------------------
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+
+        def guarded() -> _T:
+            with _translated(self.url):
+                return work()
+
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await loop.run_in_executor(self._executor, guarded)
+        except TimeoutError:
+            raise StorageUnavailable(
+                f"the store {self.url} did not answer within {_TIMEOUT_S:.0f} s"
+            ) from None
+
+    def _path(self, ref: InputRef) -> str:
+        return f"{self._root}/{ref.name}"
+
+    def _write(self, path: str, content: bytes) -> None:
+        if not _is_local(self._fs):
+            self._fs.pipe_file(path, content)  # object stores write whole or not at all
+            return
+        part = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.part"
+        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._fs.touch(f"{self._root}/{_MARK}", truncate=False)
+        try:
+            self._fs.pipe_file(part, content)
+            self._fs.mv(part, path)
+        except BaseException:
+            self._remove(part)
+            raise
+
+    def _read(self, ref: InputRef) -> bytes:
+        try:
+            size = int(self._fs.info(self._path(ref))["size"])
+            # One byte more shows an object that has grown meanwhile.
+            content = b"" if size != ref.size else self._head(ref, ref.size + 1)
+        except FileNotFoundError:
+            self._require_mounted()
+            raise InputUnreadable(
+                "text_ref",
+                f"there is no object {ref.name} in the store: it was never written "
+                "there, or it was removed; submit the job again",
+            ) from None
+        if size != ref.size or len(content) != ref.size:
+            raise InputUnreadable(
+                "text_ref",
+                f"the object {ref.name} has {max(size, len(content))} bytes and the "
+                f"request says {ref.size}; submit the job again",
+            )
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise InputUnreadable(
+                "text_ref",
+                f"the object {ref.name} is damaged: its content does not have the "
+                "SHA-256 that the request names; submit the job again",
+            )
+        return content
+
+    def _require_mounted(self) -> None:
+        """An empty mount point is no store that lost its objects: jobs can wait."""
+        if _is_local(self._fs) and not self._fs.exists(f"{self._root}/{_MARK}"):
+            raise StorageUnavailable(
+                f"the store {self.url} holds no input of anyone here; is it mounted "
+                "on this host?"
+            )
+
+    def _head(self, ref: InputRef, num_bytes: int) -> bytes:
+        with self._fs.open(self._path(ref), "rb") as file:
+            return bytes(file.read(num_bytes))
+
+    def _inputs(self) -> Iterator[StoredInput]:
+        try:
+            found = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return  # nothing was ever written
+        root = self._root.lstrip("/")
+        for path, info in found.items():
+            name = str(path).lstrip("/").removeprefix(f"{root}/")
+            if is_input(name):
+                yield StoredInput(name, int(info["size"]), _modified_s(info))
+
+    def _remove_old(self, name: str, before_s: float) -> bool:
+        path = f"{self._root}/{name}"
+        try:
+            if _modified_s(self._fs.info(path)) >= before_s:
+                return False
+        except FileNotFoundError:
+            return False
+        self._remove(path)
+        return True
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError:
+            return
+
+    def _probe(self) -> float:
+        path = f"{self._root}/.probe-{os.urandom(8).hex()}"
+        content = os.urandom(16)
+        if _is_local(self._fs):
+            self._fs.makedirs(self._root, exist_ok=True)
+        self._fs.pipe_file(path, content)
+        try:
+            if self._fs.cat_file(path) != content:
+                raise StorageUnavailable(
+                    f"the store {self.url} gives back other bytes than were written"
+                )
+            return _modified_s(self._fs.info(path))
+        finally:
+            self._remove(path)
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except TokenmillError:
+        raise
+    except Exception as error:
+        # Each backend raises errors of its own; all of them mean the same here.
+        raise StorageUnavailable(
+            f"the store {url} refused or did not answer: {type(error).__name__}: "
+            f"{str(error)[:200]}; check the address, its credentials and that this "
+            "host reaches it"
+        ) from error
+
+
+def _open(url: str) -> tuple["AbstractFileSystem", str]:
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        scheme = url.partition(":")[0]
+        extra = "pip install 'tokenmill[s3]'" if scheme == "s3" else str(error)
+        raise StorageUnavailable(
+            f"the store {url} needs a package that is not installed: {extra}"
+        ) from error
+    except ValueError as error:
+        raise StorageUnavailable(
+            f"the store {url} cannot be opened: {error}; expected file:///directory, "
+            "s3://bucket/prefix or another fsspec URL"
+        ) from error
+    return fs, str(path).rstrip("/")
+
+
+def _is_local(fs: "AbstractFileSystem") -> bool:
+    protocols = fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)
+    return bool(LOCAL_SCHEMES & set(protocols))
+
+
+def _modified_s(info: dict[str, Any]) -> float:
+    for field in ("mtime", "LastModified", "last_modified", "created"):
+        value = info.get(field)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    raise StorageUnavailable("the store does not tell when its objects were written")
