@@ -54,7 +54,7 @@ class CardReader:
             return None
         try:
             card = msgspec.json.decode(raw, type=ModelCard)
-            if card.v <= SCHEMA_VERSION:
+            if 1 <= card.v <= SCHEMA_VERSION:
                 self._complained = False
                 return card
             problem = f"schema version {card.v}; this process reads {SCHEMA_VERSION}"

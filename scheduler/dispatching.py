@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -46,6 +46,8 @@ class Dispatcher:
         clock: The clock of Redis.
         arrivals: Rate of new jobs.
         max_wait_ms: Longest wait for a fuller batch.
+        weights: Tenant -> share of tokens; 1 where absent.
+        short_tokens: Divides the length classes.
         tick_s: Longest time between two looks while jobs wait.
         lease_ms: How long a group has to start what it was given.
     """
@@ -64,6 +66,8 @@ class Dispatcher:
         clock: RedisClock,
         arrivals: ArrivalRate,
         max_wait_ms: int,
+        weights: Mapping[str, float],
+        short_tokens: int,
         tick_s: float,
         lease_ms: int,
     ) -> None:
@@ -77,11 +81,14 @@ class Dispatcher:
         self._clock = clock
         self._arrivals = arrivals
         self._max_wait_ms = max_wait_ms
+        self._weights = weights
+        self._short_tokens = short_tokens
         self._tick_s = tick_s
         self._lease_ms = lease_ms
         self._batch_names = (f"{name}-{n}" for n in itertools.count(1))
         self._fairness = Fairness()
         self._swept_at = 0.0
+        self._swept = 0
         self.changed = Bell()
 
     async def run(self) -> None:
@@ -109,6 +116,8 @@ class Dispatcher:
             fairness=self._fairness,
             arrivals_per_s=self._arrivals.per_second(),
             max_wait_ms=self._max_wait_ms,
+            weights=self._weights,
+            short_tokens=self._short_tokens,
         )
         made = plan(snapshot, now_ms)
         self._fairness = made.fairness
@@ -116,6 +125,9 @@ class Dispatcher:
         complete = await asyncio.gather(*(self._send(b) for b in made.batches))
         if not all(complete):
             return CREDIT_RETRY_S
+        given = sum(len(batch.assignments) for batch in made.batches)
+        if len(self._room) and given == len(snapshot.jobs):
+            return 0.0  # more may fit than a plan looks at
         if made.wake_in_ms is not None:
             return min(made.wake_in_ms / 1000, self._tick_s)
         return self._tick_s if len(self._room) else None
@@ -138,6 +150,7 @@ class Dispatcher:
                     token_ids=ready.token_ids,
                     cost_blocks=assignment.cost_blocks,
                     choices=assignment.choices,
+                    alone=assignment.alone,
                     bucket=batch.bucket,
                     entry_key=ready.stream,
                     entry_id=ready.entry_id,
@@ -211,15 +224,20 @@ class Dispatcher:
         self._swept_at = now
         before = self._clock.now_ms() - SWEEP_S * 1000
         old = [r.job.id for r in self._room if r.job.enqueued_ms < before]
-        if not old:
+        # Some at a time, each in its turn.
+        if self._swept >= len(old):
+            self._swept = 0
+        some = old[self._swept : self._swept + SWEEP_JOBS]
+        self._swept += SWEEP_JOBS
+        if not some:
             return
         pipe = self._client.pipeline(transaction=False)
-        for job_id in old[:SWEEP_JOBS]:
+        for job_id in some:
             pipe.hget(self._keys.job(job_id), "state")
         states = await pipe.execute(raise_on_error=False)
         self._room.take_all(
             job_id
-            for job_id, state in zip(old, states, strict=False)
+            for job_id, state in zip(some, states, strict=True)
             if state != b"queued"
         )
 

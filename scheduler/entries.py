@@ -38,6 +38,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: int
     enqueued_ms: int
     resumed: bool
+    losses: int = 0
+    """Workers lost while they ran it, or leases that ended otherwise."""
 
 
 def lane_stream(keys: Keys, member: bytes) -> Stream | None:
@@ -110,6 +112,7 @@ def parse_entry(
         num_bytes=_number(fields, b"bytes", 0, _MOST) if b"bytes" in fields else 0,
         enqueued_ms=min(int(name.partition("-")[0]), now_ms),
         resumed=stream.job_class is None,
+        losses=_number(fields, b"losses", 0, _MOST) if b"losses" in fields else 0,
     )
 
 

@@ -11,13 +11,14 @@ how long it can pass anyone over, so nothing starves:
 """
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from .snapshot import Fairness, WaitingJob
 
 URGENT_MS: Final = 5_000
-"""A job whose deadline is nearer than this is in the most urgent band."""
+"""A job that has to start within this, to end in time, is in the most urgent band."""
 AGEING_MS: Final = 1_000
 """Waiting this long makes up for one step of priority."""
 OVERDUE_MS: Final = 60_000
@@ -34,6 +35,8 @@ class FairQueue:
         fairness: What earlier plans gave to whom.
         weights: Tenant -> share; 1 where absent.
         now_ms: The clock of Redis.
+        step_ms: Time of one output token, for the slack of a deadline; 0: unknown.
+        made_ratio: Output tokens made for each one asked for.
     """
 
     def __init__(
@@ -42,10 +45,15 @@ class FairQueue:
         fairness: Fairness,
         weights: Mapping[str, float],
         now_ms: int,
+        *,
+        step_ms: float = 0.0,
+        made_ratio: float = 1.0,
     ) -> None:
         self._now_ms = now_ms
         self._weights = weights
-        self._served_at = fairness.served_at_ms
+        self._before = fairness
+        self._made_ratio = made_ratio
+        self._token_ms = step_ms * made_ratio
         self.clock = fairness.clock
         self.served: dict[str, float] = {}
         self.touched: set[str] = set()
@@ -54,9 +62,9 @@ class FairQueue:
             by_tenant.setdefault(job.tenant, []).append(job)
         self._top = self._most_urgent_band(by_tenant)
         for tenant, waiting in by_tenant.items():
-            # Whoever was away does not come back with a claim on the past.
-            self.served[tenant] = max(fairness.served.get(tenant, 0.0), self.clock)
-            waiting.sort(key=self._within_tenant, reverse=True)
+            self._join(tenant)
+            if len(waiting) > 1:
+                waiting.sort(key=self._within_tenant, reverse=True)
         self._by_tenant = by_tenant
         self._heap: list[_Key] = []
         for tenant in by_tenant:
@@ -69,6 +77,10 @@ class FairQueue:
         *_, tenant = heapq.heappop(self._heap)
         return self._by_tenant[tenant].pop()
 
+    def remaining(self) -> Iterator[WaitingJob]:
+        """Yields the jobs that were not popped, in no particular order."""
+        return chain.from_iterable(self._by_tenant.values())
+
     def settle(self, job: WaitingJob, *, given: bool) -> None:
         """Says whether the job just popped was given to a group.
 
@@ -77,52 +89,72 @@ class FairQueue:
             given: True charges its tenant; False leaves the accounts as they are.
         """
         if given:
-            self.clock = max(self.clock, self.served[job.tenant])
-            weight = max(self._weights.get(job.tenant, 1.0), 1e-6)
-            cost = job.tokens + job.choices * job.max_tokens
-            self.served[job.tenant] += cost / weight
-            self.touched.add(job.tenant)
+            self.charge(job)
         self._offer(job.tenant)
+
+    def charge(self, job: WaitingJob) -> None:
+        """Books a job on its tenant: prompt and expected output of every choice."""
+        self._join(job.tenant)
+        self.clock = max(self.clock, self.served[job.tenant])
+        weight = max(self._weights.get(job.tenant, 1.0), 1e-6)
+        output = job.max_tokens * self._made_ratio
+        self.served[job.tenant] += job.choices * (job.tokens + output) / weight
+        self.touched.add(job.tenant)
+
+    def _join(self, tenant: str) -> None:
+        # Whoever was away does not come back with a claim on the past.
+        entered = max(self._before.served.get(tenant, 0.0), self._before.clock)
+        self.served.setdefault(tenant, entered)
 
     def _offer(self, tenant: str) -> None:
         """Enters the tenant with its best job."""
-        waiting = self._by_tenant[tenant]
+        waiting = self._by_tenant.get(tenant)
         if not waiting:
             return
         job = waiting[-1]
         passed_over = self._now_ms - job.enqueued_ms
         if tenant in self.touched:
             passed_over = 0
-        elif tenant in self._served_at:
-            since_service = self._now_ms - self._served_at[tenant]
+        elif tenant in self._before.served_at_ms:
+            since_service = self._now_ms - self._before.served_at_ms[tenant]
             passed_over = min(passed_over, since_service)
-        band = self._band(job, passed_over)
+        band, due = self._urgency(job, passed_over)
         account = self.served[tenant]
         if passed_over >= OVERDUE_MS:
             band, account = self._top - 1, 0.0
-        heapq.heappush(self._heap, (band, account, self._due(job), job.id, tenant))
+        heapq.heappush(self._heap, (band, account, due, job.id, tenant))
 
     def _most_urgent_band(self, by_tenant: Mapping[str, list[WaitingJob]]) -> int:
-        jobs = [job for waiting in by_tenant.values() for job in waiting]
-        top = min((job.priority for job in jobs), default=0)
-        return top - 1 if any(map(self._is_urgent, jobs)) else top
+        top, urgent = 0, False
+        first = True
+        for waiting in by_tenant.values():
+            for job in waiting:
+                if first or job.priority < top:
+                    top, first = job.priority, False
+                if not urgent and job.deadline_ms is not None:
+                    urgent = self._start_by(job) - self._now_ms <= URGENT_MS
+        return top - 1 if urgent else top
 
-    def _is_urgent(self, job: WaitingJob) -> bool:
-        deadline = job.deadline_ms
-        return deadline is not None and deadline - self._now_ms <= URGENT_MS
+    def _start_by(self, job: WaitingJob) -> float:
+        """When the job has to start so as to end in time, by measured rates."""
+        assert job.deadline_ms is not None
+        return job.deadline_ms - job.max_tokens * self._token_ms
 
-    def _band(self, job: WaitingJob, waited_ms: int) -> int:
-        if self._is_urgent(job):
-            return self._top
-        return max(self._top, job.priority - max(waited_ms, 0) // AGEING_MS)
-
-    def _due(self, job: WaitingJob) -> float:
-        due = job.enqueued_ms + OVERDUE_MS
-        return due if job.deadline_ms is None else min(due, job.deadline_ms)
+    def _urgency(self, job: WaitingJob, waited_ms: int) -> tuple[int, float]:
+        """Band (the smaller, the more urgent) and due time."""
+        top = self._top
+        band = job.priority - waited_ms // AGEING_MS if waited_ms > 0 else job.priority
+        due: float = job.enqueued_ms + OVERDUE_MS
+        if job.deadline_ms is not None:
+            start_by = self._start_by(job)
+            due = min(due, start_by)
+            if start_by - self._now_ms <= URGENT_MS:
+                return top, due
+        return (band if band > top else top), due
 
     def _within_tenant(self, job: WaitingJob) -> tuple[int, float, int, str]:
-        band = self._band(job, self._now_ms - job.enqueued_ms)
-        return band, self._due(job), job.enqueued_ms, job.id
+        band, due = self._urgency(job, self._now_ms - job.enqueued_ms)
+        return band, due, job.enqueued_ms, job.id
 
 
 def remember(
@@ -130,6 +162,8 @@ def remember(
     queues: Iterable[FairQueue],
     *,
     since_bulk: int,
+    pushed_ms: Mapping[str, int],
+    suspect_had_turn: bool,
     now_ms: int,
 ) -> Fairness:
     """Returns the accounts after a plan.
@@ -155,4 +189,6 @@ def remember(
             t: at for t, at in served_at.items() if now_ms - at < 2 * OVERDUE_MS
         },
         since_bulk=since_bulk,
+        pushed_ms=pushed_ms,
+        suspect_had_turn=suspect_had_turn,
     )

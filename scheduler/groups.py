@@ -12,7 +12,7 @@ from ..shared.errors import ProtocolError
 from ..shared.keys import Keys
 from ..shared.script_types import GroupInfo
 from ..shared.scripts_scheduler import group_info
-from .snapshot import GroupView
+from .snapshot import GroupView, Serves
 
 PREFILL_CHUNK: Final = 512
 """Prompt tokens of one engine step at most: what bounds its time."""
@@ -105,6 +105,8 @@ def view_of(info: GroupInfo) -> GroupView | None:
     running = max(info.max_running - info.credit_running, 0)
     prefill = max(info.batch_tokens - info.credit_tokens, 0)
     a, b = info.step_fit_ms
+    # A class of another version of ours is none that jobs could be kept from.
+    serves = cast("Serves", info.serves if info.serves in ("short", "long") else "any")
     return GroupView(
         group=info.group,
         total_blocks=info.total_blocks,
@@ -115,5 +117,11 @@ def view_of(info: GroupInfo) -> GroupView | None:
         free_blocks=info.credit_blocks,
         free_running=info.credit_running,
         free_tokens=info.credit_tokens,
+        bulk_blocks=max(info.bulk_blocks, 0),
+        bulk_running=max(info.bulk_running, 0),
+        bulk_tokens=max(info.bulk_tokens, 0),
+        alone=info.alone,
+        serves=serves,
+        schema=info.schema,
         step_ms=max(a + b * (running + min(prefill, PREFILL_CHUNK)), 0.0),
     )

@@ -16,10 +16,9 @@ import structlog
 
 from ..shared.keys import SHARDS, Keys, is_shard
 from ..shared.lifecycle import ACTIVE, State
+from ..shared.script_types import DEAD_MS
 from ..shared.scripts import Scripts
 
-DEAD_LETTER_AGE_MS: Final = 7 * 86_400_000
-"""Dead letters are kept for a week."""
 DONE_AGE_MS: Final = 86_400_000
 """Terminal events are kept for a day."""
 SILENT_GROUP_MS: Final = 600_000
@@ -47,20 +46,26 @@ async def now_ms(client: "redis.asyncio.Redis") -> int:
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-async def trim(client: "redis.asyncio.Redis", keys: Keys) -> dict[str, int]:
-    """Removes old dead letters and terminal events.
+async def trim(
+    client: "redis.asyncio.Redis", keys: Keys, dead_ms: int = DEAD_MS
+) -> dict[str, int]:
+    """Removes old dead letters, with what they kept, and old terminal events.
+
+    Args:
+        client: Redis.
+        keys: The shard's names.
+        dead_ms: How long dead letters are kept.
 
     Returns:
         How many entries of each went.
     """
-    now = await now_ms(client)
-    dead = await client.xtrim(
-        keys.dead, minid=str(now - DEAD_LETTER_AGE_MS), approximate=False
-    )
+    now, scripts = await now_ms(client), Scripts(client, keys)
+    old = [one for one in await scripts.letters() if one.at_ms < now - dead_ms]
+    dead = await scripts.purge_letters(old)
     done = await client.xtrim(
         keys.done, minid=str(now - DONE_AGE_MS), approximate=False
     )
-    return {"dead_letters": int(dead), "events": int(done)}
+    return {"dead_letters": dead, "events": int(done)}
 
 
 async def forget_groups(client: "redis.asyncio.Redis", keys: Keys) -> int:
@@ -119,6 +124,8 @@ async def _mend(client: "redis.asyncio.Redis", keys: Keys, job_id: str) -> str |
             if state == State.QUEUED:
                 entry = {"id": job_id, "kind": "orphan"}
                 entry |= {name: record.get(name, "") for name in _ENTRY_FIELDS}
+                entry["priority"] = record.get("priority", "0")
+                entry["losses"] = record.get("lease_losses", "0")
                 pipe.xadd(keys.resume, entry, id=entry_id)  # type: ignore[arg-type]
                 place = {"entry": entry_id, "entry_key": keys.resume}
                 pipe.hset(keys.job(job_id), mapping=place)

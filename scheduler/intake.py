@@ -7,7 +7,8 @@ from typing import Final, cast
 
 import redis.asyncio
 
-from ..shared.errors import ProtocolError, TokenmillError
+from ..shared.config import Config
+from ..shared.errors import NewerSchema, ProtocolError, TokenmillError
 from ..shared.keys import Keys, bucket_of
 from ..shared.messages import ModelCard
 from .bell import Bell, Ring, heard
@@ -15,6 +16,7 @@ from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
 from .entries import Entry, Stream, named, parse_entry
 from .groups import GroupReader
+from .large_inputs import LargeInputs, TooNew, split
 from .outage import REDIS_ERRORS
 from .reading import LaneReader, RawEntry
 from .refusing import Refuser
@@ -56,6 +58,8 @@ class Intake:
         buckets: Upper bounds of the length buckets.
         max_bytes: Longest payload.
         changed: Set when jobs became ready.
+        config: Where inputs are that requests name; after how many lost leases a job
+            runs alone.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Intake:
         buckets: tuple[int, ...],
         max_bytes: int,
         changed: asyncio.Event,
+        config: Config,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -88,6 +93,9 @@ class Intake:
         self._buckets = buckets
         self._max_bytes = max_bytes
         self._changed = changed
+        self._isolate_after = config.scheduler.isolate_after_losses
+        self._large = LargeInputs(config, self._take_fetched, self._refuse)
+        self._too_new = TooNew(keys.shard)
         self.bell = Bell(self._concerned)
 
         self._named: list[str] = []
@@ -104,12 +112,16 @@ class Intake:
 
     async def run(self) -> None:
         """Reads whenever the bell rings, and now and then, until cancelled."""
-        while True:
-            self.bell.clear()
-            # What arrives after a read rings again; what a read left behind does not.
-            while await self.step():
-                pass
-            await heard(self.bell, POLL_S)
+        try:
+            while True:
+                self.bell.clear()
+                # What arrives after a read rings again; what a read left does not.
+                while await self.step():
+                    pass
+                self._large.check()
+                await heard(self.bell, POLL_S)
+        finally:
+            await self._large.close()
 
     async def step(self) -> bool:
         """Takes in what can be read now; whether more is left."""
@@ -170,7 +182,18 @@ class Intake:
         return [(await self._prepared([job], card))[0] for job in raw]
 
     async def _take_in(self, entries: Sequence[Entry], card: ModelCard) -> None:
-        raw, known = await self._fetch(entries)
+        raw, known, away = split(*await self._fetch(entries))
+        for entry, job, ref in away:
+            await self._large.start(entry, job, ref, card)
+        await self._admit(raw, known, card)
+
+    async def _take_fetched(self, entry: Entry, job: RawJob, card: ModelCard) -> None:
+        await self._admit([job], [entry], card)
+
+    async def _admit(
+        self, raw: Sequence[RawJob], known: Sequence[Entry], card: ModelCard
+    ) -> None:
+        """Lets jobs whose input is here into the waiting room, or refuses them."""
         outcomes = await self._prepared(raw, card)
         refused: list[tuple[Entry, TokenmillError]] = []
         num_bytes = num_tokens = 0
@@ -194,6 +217,9 @@ class Intake:
 
     async def _refuse(self, entry: Entry, error: TokenmillError) -> None:
         place = (entry.stream, entry.entry_id)
+        if isinstance(error, NewerSchema):
+            self._too_new.leave(entry.job_id, error)
+            return
         if isinstance(error, ProtocolError):
             await self._refuser.bury(place, error, "")
         await self._refuser.fail(entry.job_id, error, place)
@@ -236,6 +262,8 @@ class Intake:
             tenant=entry.tenant,
             enqueued_ms=entry.enqueued_ms,
             deadline_ms=entry.deadline_ms,
+            schema=size.schema,
+            alone=entry.losses >= self._isolate_after,
         )
         return Ready(job, size.token_ids, entry.stream, entry.entry_id)
 

@@ -10,7 +10,8 @@ import structlog
 from ..shared.collector import settle
 from ..shared.config import Config
 from ..shared.keys import POOL, SHARDS, Keys, is_shard
-from ..shared.messages import PoolCard, encode
+from ..shared.messages import encode
+from ..shared.pool_card import pool_card
 from ..shared.scripts import Scripts
 from .outage import REDIS_ERRORS, Outage
 from .shard import ShardScheduler
@@ -19,23 +20,8 @@ from .tokenizing import TokenizerThread
 DISCOVER_S: Final = 1.0
 """How often new shards are looked for."""
 PUBLISH_S: Final = 30.0
-"""How often what the pool publishes of itself is checked: a flush removes it."""
+"""How often what the pool publishes of itself is checked."""
 _log = structlog.get_logger(__name__)
-
-
-def pool_card(config: Config) -> PoolCard:
-    """Returns what producers need to know of the pool."""
-    limits = config.limits
-    return PoolCard(
-        partitions=config.pool.partitions,
-        buckets=config.pool.buckets,
-        max_waiting_jobs=limits.max_waiting_jobs,
-        max_waiting_tokens=limits.max_waiting_tokens,
-        tenant_waiting_jobs=limits.tenant_waiting_jobs,
-        max_payload_bytes=limits.max_payload_bytes,
-        retention_ms=round(config.retention.result_s * 1000),
-        models=tuple(model.name for model in config.models),
-    )
 
 
 class PoolScheduler:
@@ -79,9 +65,10 @@ class PoolScheduler:
             await self._stop()
 
     async def _publish(self) -> None:
-        """Writes the pool's card and the scripts' sources, now and then again."""
+        """Writes the pool's card and the scripts' sources, again after a flush."""
         now = asyncio.get_running_loop().time()
-        if now - self._published_at < PUBLISH_S:
+        is_due = now - self._published_at >= PUBLISH_S
+        if not is_due and await self._client.exists(POOL):
             return
         card = encode(pool_card(self._config))
         if await self._client.get(POOL) != card:

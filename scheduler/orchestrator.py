@@ -6,7 +6,7 @@ If this process is down, inference goes on; nothing here is waited for.
 import asyncio
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, cast
 
 import arq
@@ -17,9 +17,11 @@ from arq.connections import ArqRedis
 from arq.worker import Worker
 
 from ..shared.config import Config
+from ..shared.errors import ProtocolError
 from ..shared.keys import JANITOR_QUEUE, Keys
 from ..shared.redis import connect
 from .housekeeping import forget_groups, mend_orphans, shards, trim
+from .old_inputs import remove_old
 from .outage import REDIS_ERRORS, Outage
 
 POLL_S: Final = 1.0
@@ -41,12 +43,19 @@ def _tell(event: str, keys: Keys, counts: Mapping[str, int]) -> None:
     _log.log(level, event, shard=keys.shard, **counts)
 
 
-async def trim_streams(context: dict[str, object]) -> None:
-    """Removes old dead letters and terminal events of every shard."""
-    client = _client(context)
-    for keys in await shards(client):
-        removed = await trim(client, keys)
-        _tell("trimmed", keys, removed)
+def _trim_streams(config: Config) -> Callable[[dict[str, object]], Awaitable[None]]:
+    dead_ms = round(config.retention.dead_s * 1000)
+
+    async def trim_streams(context: dict[str, object]) -> None:
+        """Removes old dead letters and terminal events of every shard."""
+        client = _client(context)
+        for keys in await shards(client):
+            try:
+                _tell("trimmed", keys, await trim(client, keys, dead_ms))
+            except ProtocolError as error:
+                _log.error("not_trimmed", shard=keys.shard, error=str(error))
+
+    return trim_streams
 
 
 async def remove_groups(context: dict[str, object]) -> None:
@@ -61,6 +70,17 @@ async def find_orphans(context: dict[str, object]) -> None:
     client = _client(context)
     for keys in await shards(client):
         _tell("orphans_mended", keys, await mend_orphans(client, keys))
+
+
+def _remove_inputs(config: Config) -> Callable[[dict[str, object]], Awaitable[None]]:
+    async def remove_inputs(context: dict[str, object]) -> None:
+        """Removes inputs from the store that no job names any more."""
+        client = _client(context)
+        removed = await remove_old(client, await shards(client), config)
+        if removed:
+            _log.info("inputs_removed", inputs=removed)
+
+    return remove_inputs
 
 
 def make_worker(url: str, config: Config) -> Worker:
@@ -83,9 +103,20 @@ def make_worker(url: str, config: Config) -> Worker:
     )
     return Worker(
         cron_jobs=[
-            arq.cron(trim_streams, minute={5, 35}, run_at_startup=True),
+            arq.cron(
+                _trim_streams(config),
+                name="trim_streams",
+                minute={5, 35},
+                run_at_startup=True,
+            ),
             arq.cron(remove_groups, second=30, run_at_startup=True),
             arq.cron(find_orphans, minute=MINUTES, run_at_startup=True),
+            arq.cron(
+                _remove_inputs(config),
+                name="remove_inputs",
+                minute={20, 50},
+                run_at_startup=True,
+            ),
         ],
         queue_name=JANITOR_QUEUE,
         redis_pool=pool,

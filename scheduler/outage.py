@@ -4,12 +4,12 @@ import asyncio
 from typing import Final
 
 import redis.asyncio
-from redis.exceptions import BusyLoadingError
 
 from ..shared.errors import RedisUnavailable
 from ..shared.outage import FIRST_WAIT_S, REDIS_ERRORS, Backoff
 from ..shared.outage import Outage as Connection
 from ..shared.redis import translate
+from ..shared.server_check import require_usable
 
 __all__ = ["REDIS_ERRORS", "Outage", "require_redis"]
 
@@ -30,7 +30,7 @@ async def require_redis(client: "redis.asyncio.Redis") -> None:
     try:
         with translate():
             async with asyncio.timeout(START_S):
-                await _ping(client)
+                await require_usable(client)
     except RedisUnavailable as error:
         if isinstance(error.__cause__, TimeoutError) and not str(error.__cause__):
             raise RedisUnavailable(
@@ -38,13 +38,6 @@ async def require_redis(client: "redis.asyncio.Redis") -> None:
                 "check that the server runs and that the URL is right"
             ) from error
         raise
-
-
-async def _ping(client: "redis.asyncio.Redis") -> None:
-    try:
-        await client.ping()
-    except BusyLoadingError:
-        return  # it will be there
 
 
 class Outage:

@@ -30,7 +30,8 @@ class Reaper:
         keys: Its names.
         fence: The active scheduler's number.
         clock: Set by every look.
-        max_lease_losses: Lost leases before a job fails.
+        max_losses_alone: Leases lost while a job ran alone before it fails.
+        dead_ms: How long the record, input and result of a dead letter stay.
     """
 
     def __init__(
@@ -41,14 +42,16 @@ class Reaper:
         keys: Keys,
         fence: int,
         clock: RedisClock,
-        max_lease_losses: int,
+        max_losses_alone: int,
+        dead_ms: int,
     ) -> None:
         self._client = client
         self._scripts = scripts
         self._keys = keys
         self._fence = fence
         self._clock = clock
-        self._max_lease_losses = max_lease_losses
+        self._max_losses_alone = max_losses_alone
+        self._dead_ms = dead_ms
         self._full_at = 0.0
 
     async def run(self) -> None:
@@ -65,7 +68,10 @@ class Reaper:
             return min(max(due_ms / 1000, SHORTEST_S), LONGEST_S)
         self._full_at = now
         report = await self._scripts.reap(
-            fence=self._fence, limit=LIMIT, max_lease_losses=self._max_lease_losses
+            fence=self._fence,
+            limit=LIMIT,
+            max_losses_alone=self._max_losses_alone,
+            dead_ms=self._dead_ms,
         )
         if report.fenced:
             raise LeadershipLost

@@ -19,6 +19,7 @@ from .endings import EndLog
 from .groups import GroupReader
 from .intake import Intake
 from .leader import Leadership, LeadershipLost
+from .limits import keep_limits
 from .outage import REDIS_ERRORS, Outage
 from .reading import LaneReader
 from .reaper import Reaper
@@ -149,12 +150,14 @@ class ShardScheduler:
             keys=self._keys,
             fence=fence,
             clock=clock,
-            max_lease_losses=self._config.scheduler.max_lease_losses,
+            max_losses_alone=self._config.scheduler.max_losses_alone,
+            dead_ms=round(self._config.retention.dead_s * 1000),
         )
         bells = [dispatcher.changed, *(intake.bell for intake in intakes)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle())
             tasks.create_task(self._leadership.keep(fence))
+            tasks.create_task(keep_limits(self._scripts, self._config))
             tasks.create_task(listen(self._client, self._keys.bell, bells))
             tasks.create_task(dispatcher.run())
             tasks.create_task(reaper.run())
@@ -194,6 +197,7 @@ class ShardScheduler:
                 buckets=self._config.pool.buckets,
                 max_bytes=self._config.limits.max_payload_bytes,
                 changed=changed,
+                config=self._config,
             )
             for job_class in JobClass
         ]
@@ -220,6 +224,10 @@ class ShardScheduler:
             clock=clock,
             arrivals=arrivals,
             max_wait_ms=settings.max_wait_ms,
+            weights={
+                name: tenant.weight for name, tenant in self._config.tenants.items()
+            },
+            short_tokens=self._config.pool.short_tokens,
             tick_s=settings.tick_ms / 1000,
             lease_ms=self._config.worker.lease_ms,
         )

@@ -1,10 +1,14 @@
 """What the policy sees and what it decides. Frozen values, no I/O."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from ..shared.messages import JobClass
+
+Serves = Literal["any", "short", "long"]
+"""The length class of the jobs that a group is kept for."""
 
 
 class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -25,6 +29,11 @@ class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     enqueued_ms: int
     """By the clock of Redis, as all times here."""
     deadline_ms: int | None = None
+    alone: bool = False
+    """A suspect, which has lost several leases: it goes to an empty group only, and
+    nobody joins it."""
+    schema: int = 1
+    """Lowest schema version whose readers understand its record."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -46,13 +55,29 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     free_running: int
     free_tokens: int
     """Below zero while a prompt larger than the budget is prefilled alone."""
+    bulk_blocks: int = 0
+    """What bulk jobs hold now of the three budgets. An interactive job may take it,
+    down to minus that much of free credit: the engine preempts bulk for it."""
+    bulk_running: int = 0
+    bulk_tokens: int = 0
     step_ms: float = 0.0
     """Measured mean time of an engine step; 0 while nothing was measured."""
+    alone: str = ""
+    """The job that it runs alone; nobody joins it meanwhile."""
+    serves: Serves = "any"
+    """The length class that it is bound to."""
+    schema: int = 1
+    """Newest schema version that it reads."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing is promised to it."""
         return self.free_running >= self.max_running
+
+    @property
+    def all_bulk(self) -> bool:
+        """Whether everything promised to it is bulk, which makes room at once."""
+        return self.free_running + self.bulk_running >= self.max_running
 
     def cost_blocks(self, job: WaitingJob) -> int:
         """KV blocks for prompt and full output of every choice.
@@ -63,9 +88,9 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
         return job.choices * -(-longest // self.block_size)
 
     def could_hold(self, job: WaitingJob) -> bool:
-        """Whether the job would fit if the group were empty."""
-        fits_context = job.tokens < self.max_context
-        return fits_context and self.cost_blocks(job) <= self.total_blocks
+        """Whether the group reads the job's record and would hold it when empty."""
+        readable = job.schema <= self.schema and job.tokens < self.max_context
+        return readable and self.cost_blocks(job) <= self.total_blocks
 
 
 class Fairness(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +104,10 @@ class Fairness(msgspec.Struct, frozen=True, kw_only=True):
     """Tenant -> when it was last given anything."""
     since_bulk: int = 0
     """Interactive tokens given out since bulk had a turn of its own."""
+    pushed_ms: Mapping[str, int] = {}
+    """Group -> since when interactive work has held what its bulk was given."""
+    suspect_had_turn: bool = False
+    """A suspect went last to the only group; other work is next."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +122,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait for a fuller batch."""
     weights: Mapping[str, float] = {}
     """Tenant -> share; 1 where absent."""
+    short_tokens: int = 2048
+    """Buckets up to this bound are of the length class short, others long."""
+    made_ratio: Mapping[JobClass, float] = {}
+    """Output tokens made for each one asked for, as measured; 1 where absent."""
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +135,8 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     cost_blocks: int
     choices: int = 1
+    alone: bool = False
+    """It is dispatched only if the group is empty, and closes it."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from ..shared.errors import (
     ProtocolError,
     TokenmillError,
 )
+from ..shared.input_refs import MOST_PAYLOAD_BYTES, with_input
 from ..shared.keys import tokenizer_key
 from ..shared.messages import JobRequest, ModelCard
 from ..shared.tokens import (
@@ -42,6 +43,8 @@ class RawJob(msgspec.Struct, frozen=True):
     payload: bytes
     token_ids: bytes | None
     """From an earlier dispatch; the text is then not tokenized again."""
+    blob: bytes | None = None
+    """The input, where the payload only names it."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -54,6 +57,8 @@ class Prepared(msgspec.Struct, frozen=True):
     choices: int
     text_bytes: int
     """Bytes of the user's text; 0 where it was not tokenized now."""
+    schema: int = 1
+    """Version of the request: who runs it must read that."""
 
 
 _UNSEEN: Final = TokenmillError("the job was not tokenized")
@@ -132,7 +137,7 @@ def internal(doing: str, error: BaseException) -> TokenmillError:
 
 
 def _opened(job: RawJob, card: ModelCard, max_bytes: int) -> JobRequest | Prepared:
-    request = _decoded(job.payload, card, max_bytes)
+    request = _decoded(job, card, max_bytes)
     if not job.token_ids:
         return request
     return _sized(request, ids_from_bytes(job.token_ids), job.token_ids, 0, card)
@@ -158,14 +163,18 @@ def _measured(request: JobRequest, ids: list[int], card: ModelCard) -> Prepared:
     return _sized(request, ids, ids_to_bytes(ids), _text_bytes(request), card)
 
 
-def _decoded(payload: bytes, card: ModelCard, max_bytes: int) -> JobRequest:
-    check_payload(payload, max_bytes)
+def _decoded(job: RawJob, card: ModelCard, max_bytes: int) -> JobRequest:
+    check_payload(job.payload, max_bytes)
     try:
-        request = decode_request(payload)
+        request = decode_request(job.payload)
     except InvalidRequest as error:
         if error.field in {"request", "prompt"}:
             raise ProtocolError(f"the payload is no request: {error}") from error
         raise
+    if request.text_ref is not None:
+        check_payload(job.payload, MOST_PAYLOAD_BYTES)
+    if job.blob is not None:
+        request = with_input(request, job.blob)
     validate_request(request, card)
     return request
 
@@ -186,7 +195,7 @@ def _sized(
             f"{len(ids) + asked}; the model holds {card.max_context}: ask for at most "
             f"{max(card.max_context - len(ids), 0)} or shorten the prompt",
         )
-    return Prepared(len(ids), packed, asked, request.sampling.n, size)
+    return Prepared(len(ids), packed, asked, request.sampling.n, size, request.v)
 
 
 class TokenizerThread:
@@ -242,7 +251,7 @@ class TokenizerThread:
     ) -> list[Outcome]:
         """See `prepare`; `ready` was true for this card."""
         work = partial(prepare, raw, self._loaded[card.tokenizer], card, max_bytes)
-        size = sum(len(job.payload) for job in raw)
+        size = sum(len(job.payload) + len(job.blob or b"") for job in raw)
         if size <= INLINE_BYTES and all(f.done() for f in self._in_thread):
             return work()
         return await self._run(work)

@@ -4,6 +4,7 @@ A copy, never the truth: every job here still has its entry in Redis, so a takeo
 loses nothing by starting empty.
 """
 
+import heapq
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
@@ -19,8 +20,6 @@ MOST_TOKENS: Final = 16_000_000
 """The same bound in prompt tokens: four bytes each are kept in memory."""
 CANDIDATES: Final = 2_048
 """Jobs that a plan looks at, so that its time has a bound."""
-LEAST_PER_STREAM: Final = 16
-"""Candidates of every stream at least, so that none hides another."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -40,6 +39,8 @@ class WaitingRoom:
         self._streams: dict[str, dict[str, Ready]] = {}
         self._stream_of: dict[str, str] = {}
         self._tokens = 0
+        self._deadlines: list[tuple[int, str]] = []
+        """A heap; entries of jobs that left stay until they are due."""
 
     def __len__(self) -> int:
         return len(self._stream_of)
@@ -66,6 +67,8 @@ class WaitingRoom:
         self._streams.setdefault(ready.stream, {})[ready.job.id] = ready
         self._stream_of[ready.job.id] = ready.stream
         self._tokens += ready.job.tokens
+        if ready.job.deadline_ms is not None:
+            heapq.heappush(self._deadlines, (ready.job.deadline_ms, ready.job.id))
 
     def take(self, job_id: str) -> Ready | None:
         """Removes and returns a job, or None when it is not here."""
@@ -80,10 +83,13 @@ class WaitingRoom:
         return ready
 
     def candidates(self) -> tuple[WaitingJob, ...]:
-        """Returns the jobs that a plan should look at: the front of every stream."""
+        """Returns the jobs that a plan should look at: the front of every stream.
+
+        Where streams are many, each has one at least, so that none hides another.
+        """
         if len(self) <= CANDIDATES:
             return tuple(ready.job for ready in self)
-        share = max(LEAST_PER_STREAM, CANDIDATES // len(self._streams))
+        share = max(1, CANDIDATES // len(self._streams))
         return tuple(
             ready.job
             for stream in self._streams.values()
@@ -91,12 +97,19 @@ class WaitingRoom:
         )
 
     def expired(self, now_ms: int) -> list[str]:
-        """Returns the jobs whose deadline has passed."""
-        return [
-            ready.job.id
-            for ready in self
-            if ready.job.deadline_ms is not None and ready.job.deadline_ms <= now_ms
-        ]
+        """Returns the jobs whose deadline has passed; each is told of once."""
+        found: list[str] = []
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, job_id = heapq.heappop(self._deadlines)
+            ready = self._find(job_id)
+            due = None if ready is None else ready.job.deadline_ms
+            if due is not None and due <= now_ms:
+                found.append(job_id)
+        return found
+
+    def _find(self, job_id: str) -> Ready | None:
+        stream = self._stream_of.get(job_id)
+        return None if stream is None else self._streams[stream][job_id]
 
     def take_all(self, job_ids: Iterable[str]) -> None:
         """Removes jobs that are here."""

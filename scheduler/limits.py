@@ -1,0 +1,65 @@
+"""What the queue accepts, from the settings into Redis, where `enqueue` reads it."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from ..shared.config import Config
+from ..shared.scripts import GroupInfo, Limits, Scripts, TenantLimits
+
+WRITE_EVERY_S: Final = 30.0
+"""A flush removes what was written."""
+_log = structlog.get_logger(__name__)
+
+
+def limits_of(config: Config, service_ms: int = 0) -> Limits:
+    """Returns the limits that these settings ask for.
+
+    Args:
+        config: The pool's settings.
+        service_ms: Least time that a job takes once it is dispatched.
+    """
+    limits = config.limits
+    return Limits(
+        max_waiting_jobs=limits.max_waiting_jobs,
+        max_waiting_tokens=limits.max_waiting_tokens,
+        max_waiting_bytes=limits.max_waiting_bytes,
+        tenant_waiting_jobs=limits.tenant_waiting_jobs,
+        tenant_waiting_tokens=limits.tenant_waiting_tokens,
+        tenant_tokens_per_minute=limits.tenant_tokens_per_minute,
+        max_payload_bytes=limits.max_payload_bytes,
+        service_ms=service_ms,
+        tenants={
+            name: TenantLimits(
+                waiting_jobs=tenant.waiting_jobs,
+                waiting_tokens=tenant.waiting_tokens,
+                tokens_per_minute=tenant.tokens_per_minute,
+            )
+            for name, tenant in config.tenants.items()
+        },
+    )
+
+
+def least_service_ms(groups: list[GroupInfo]) -> int:
+    """Returns a step of the fastest group: no job takes less. 0 where none is measured.
+
+    Args:
+        groups: The shard's live groups.
+    """
+    steps = [group.step_fit_ms[0] for group in groups if group.step_fit_ms[0] > 0]
+    return round(min(steps, default=0.0))
+
+
+async def keep_limits(scripts: Scripts, config: Config) -> None:
+    """Writes the limits of one shard, now and whenever they differ, until cancelled.
+
+    Args:
+        scripts: Of the shard.
+        config: The pool's settings.
+    """
+    while True:
+        limits = limits_of(config, least_service_ms(await scripts.groups()))
+        if await scripts.write_limits(limits):
+            _log.debug("limits_written", shard=scripts.keys.shard)
+        await asyncio.sleep(WRITE_EVERY_S)

@@ -1,0 +1,183 @@
+"""Fills groups with jobs, the least loaded first, without asking each for each. Pure."""
+
+import heapq
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from ..shared.messages import JobClass
+from .rooms import LONG, SHORT, SPILL_LOAD, Room, Shapes, length_of
+from .snapshot import Assignment, Batch, GroupView, WaitingJob
+
+MAX_SCANS: Final = 64
+"""Jobs of a plan for which every group is asked; later ones ask the first few."""
+PROBES: Final = 8
+MAX_RESERVATIONS: Final = 16
+"""Groups kept free for large jobs at most, in one plan."""
+
+_FULL: Final = {JobClass.INTERACTIVE: float("inf"), JobClass.BULK: 1.0}
+"""Load at which a group has no room for a class: interactive jobs push bulk out."""
+_Entry = tuple[float, float, str, int]
+_Need = tuple[int, int, int]
+
+
+class Packer:
+    """Gives jobs to groups and remembers what did not fit.
+
+    Args:
+        groups: The live groups.
+        short_tokens: Divides the length classes.
+        bulk_turns: Groups whose bulk is not to be pushed out now.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[GroupView],
+        short_tokens: int,
+        bulk_turns: Collection[str] = (),
+    ) -> None:
+        self.shapes = Shapes(groups)
+        self.batches: dict[tuple[str, JobClass, str], list[Assignment]] = {}
+        self._short_tokens = short_tokens
+        self._lengths: dict[str, str] = {}
+        self.rooms = [
+            Room(view, lends=view.group not in bulk_turns)
+            for view in groups
+            if view.free_running + view.bulk_running > 0 and not view.alone
+        ]
+        self._heaps: dict[str, list[_Entry]] = {}
+        for index, room in enumerate(self.rooms):
+            self._heaps.setdefault(room.view.serves, []).append(self._entry(index))
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._unmet: dict[tuple[object, ...], list[_Need]] = {}
+        self._scans = 0
+        self._reserved: list[Room] = []
+
+    def _entry(self, index: int) -> _Entry:
+        view = self.rooms[index].view
+        return self.rooms[index].load, view.step_ms, view.group, index
+
+    def length(self, job: WaitingJob) -> str:
+        """Returns the length class of a job: `short` or `long`."""
+        length = self._lengths.get(job.bucket)
+        if length is None:
+            length = length_of(job.bucket, self._short_tokens)
+            self._lengths[job.bucket] = length
+        return length
+
+    @property
+    def bound(self) -> bool:
+        """Whether some group with room is bound to a length class."""
+        return any(name != "any" for name in self._heaps)
+
+    def has_room(self, job_class: JobClass) -> bool:
+        """Whether anything of this class may still fit anywhere."""
+        most = _FULL[job_class]
+        for heap in self._heaps.values():
+            while heap and self.rooms[heap[0][-1]].exhausted:
+                heapq.heappop(heap)
+            if heap and heap[0][0] < most:
+                return True
+        return False
+
+    def is_hopeless(self, job: WaitingJob) -> bool:
+        """Whether a job that needs no more than this one has found no room."""
+        return self._is_unmet(job, self._unmet_by(job, spill=False))
+
+    def _unmet_by(self, job: WaitingJob, *, spill: bool) -> list[_Need]:
+        key = (job.job_class, self.length(job), job.schema, spill)
+        return self._unmet.setdefault(key, [])
+
+    def _is_unmet(self, job: WaitingJob, unmet: list[_Need]) -> bool:
+        # Rooms only shrink, so what did not fit once stands for all that need more.
+        for choices, tokens, total in unmet:
+            if (
+                choices <= job.choices
+                and tokens <= job.tokens
+                and total <= job.choices * (job.tokens + job.max_tokens)
+            ):
+                return True
+        return False
+
+    def place(self, job: WaitingJob, *, spill: bool = False) -> Room | None:
+        """Gives the job to a group that has room for it.
+
+        Args:
+            job: The job.
+            spill: Asks the nearly idle groups of the other length class instead of
+                those bound to the job's own and those bound to none.
+
+        Returns:
+            The group's room, or None where it fits nowhere.
+        """
+        unmet = self._unmet_by(job, spill=spill)
+        if self._is_unmet(job, unmet):
+            return None
+        probes = None if self._scans < MAX_SCANS else PROBES
+        for name in self._tiers(job, self.length(job), spill=spill):
+            heap = self._heaps.get(name)
+            room = self._place_in(heap, job, spill, probes) if heap else None
+            if room is not None:
+                return room
+        if probes is None:
+            self._scans += 1
+            total = job.choices * (job.tokens + job.max_tokens)
+            unmet.append((job.choices, job.tokens, total))
+        return None
+
+    def _tiers(self, job: WaitingJob, length: str, *, spill: bool) -> tuple[str, ...]:
+        other = SHORT if length == LONG else LONG
+        if spill:
+            return (other,)
+        if self.shapes.has_home(job, length):
+            return (length, "any")
+        return (length, "any", other)
+
+    def _place_in(
+        self, heap: list[_Entry], job: WaitingJob, spill: bool, most: int | None
+    ) -> Room | None:
+        limit = _FULL[job.job_class]
+        passed: list[_Entry] = []
+        placed: Room | None = None
+        while heap and placed is None and (most is None or len(passed) < most):
+            if heap[0][0] >= limit or (spill and heap[0][0] > SPILL_LOAD):
+                break  # the others are fuller still
+            entry = heapq.heappop(heap)
+            room = self.rooms[entry[-1]]
+            if room.fits(job):
+                self.give(room, job)
+                entry, placed = self._entry(entry[-1]), room
+            passed.append(entry)
+        for entry in passed:
+            if not self.rooms[entry[-1]].exhausted:
+                heapq.heappush(heap, entry)
+        return placed
+
+    def give(self, room: Room, job: WaitingJob) -> None:
+        """Gives the job to a group; the caller knows that it fits."""
+        key = (room.view.group, job.job_class, job.bucket)
+        self.batches.setdefault(key, []).append(room.take(job))
+
+    def reserve(self, job: WaitingJob) -> None:
+        """Keeps a group that could hold the job free of others.
+
+        Jobs that the same group could hold share the reservation, one after another.
+        """
+        if len(self._reserved) >= MAX_RESERVATIONS:
+            return
+        if any(room.view.could_hold(job) for room in self._reserved):
+            return
+        able = [r for r in self.rooms if not r.closed and r.view.could_hold(job)]
+        homes = self._tiers(job, self.length(job), spill=False)
+        able = [room for room in able if room.view.serves in homes] or able
+        if able:
+            emptiest = max(able, key=lambda r: (r.blocks + r.lent_blocks, r.view.group))
+            emptiest.reserved = True
+            self._reserved.append(emptiest)
+
+    def result(self) -> tuple[Batch, ...]:
+        """Returns what was given, by group, class and bucket."""
+        return tuple(
+            Batch(group=group, job_class=kind, bucket=bucket, assignments=tuple(jobs))
+            for (group, kind, bucket), jobs in self.batches.items()
+        )

@@ -1,0 +1,177 @@
+"""What is left of each group while a plan is made. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..shared.keys import BEYOND
+from ..shared.messages import JobClass
+from .snapshot import Assignment, GroupView, WaitingJob
+
+SPILL_LOAD: Final = 0.25
+"""A group bound to the other length class takes a job only while less than this part
+of it is in use."""
+SHORT: Final = "short"
+LONG: Final = "long"
+
+
+def length_of(bucket: str, short_tokens: int) -> str:
+    """Returns the length class of a bucket.
+
+    Args:
+        bucket: Its upper bound in tokens, or `beyond`.
+        short_tokens: Buckets up to this bound are short.
+    """
+    return LONG if bucket == BEYOND or int(bucket) > short_tokens else SHORT
+
+
+class Room:
+    """One group and what this plan has left of it.
+
+    Args:
+        view: The group.
+        lends: Whether interactive jobs may take what its bulk holds; False while
+            its bulk has a turn.
+    """
+
+    __slots__ = (
+        "blocks",
+        "closed",
+        "lent_blocks",
+        "lent_running",
+        "lent_tokens",
+        "reserved",
+        "running",
+        "tokens",
+        "view",
+    )
+
+    def __init__(self, view: GroupView, *, lends: bool = True) -> None:
+        self.view = view
+        self.blocks = view.free_blocks
+        self.running = view.free_running
+        self.tokens = view.free_tokens
+        self.lend(lends=lends)
+        self.closed = bool(view.alone)
+        """It runs one job alone."""
+        self.reserved = False
+        """It is kept free for a job that does not fit yet."""
+
+    def lend(self, *, lends: bool) -> None:
+        """Says whether interactive jobs may take what bulk holds here."""
+        view = self.view
+        self.lent_blocks = view.bulk_blocks if lends else 0
+        self.lent_running = view.bulk_running if lends else 0
+        self.lent_tokens = view.bulk_tokens if lends else 0
+
+    @property
+    def load(self) -> float:
+        """The fullest of its three resources, 0 (empty) to 1 (full) and, where
+        interactive jobs have pushed bulk out, beyond."""
+        view = self.view
+        return 1.0 - min(
+            self.blocks / max(view.total_blocks, 1),
+            self.running / max(view.max_running, 1),
+            self.tokens / max(view.batch_tokens, 1),
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is promised to it, this plan included."""
+        return self.running >= self.view.max_running
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether not even the smallest interactive job fits."""
+        return (
+            self.closed
+            or self.reserved
+            or self.running + self.lent_running <= 0
+            or self.tokens + self.lent_tokens <= 0
+            or self.blocks + self.lent_blocks <= 0
+        )
+
+    def fits(self, job: WaitingJob) -> bool:
+        """Whether the job can go now."""
+        view = self.view
+        if self.closed or self.reserved or not view.could_hold(job):
+            return False
+        if job.alone:
+            return self.empty and self.blocks >= view.cost_blocks(job)
+        blocks, running, tokens = self.blocks, self.running, self.tokens
+        if job.job_class is JobClass.INTERACTIVE:
+            blocks += self.lent_blocks
+            running += self.lent_running
+            tokens += self.lent_tokens
+        if running < 1 or view.cost_blocks(job) > blocks:
+            return False
+        # More choices than the group runs at once go when it is empty, and a prefill
+        # larger than the whole budget when no other is going on.
+        return _within(job.choices, running, view.max_running) and _within(
+            job.prefill_tokens, tokens, view.batch_tokens
+        )
+
+    def take(self, job: WaitingJob) -> Assignment:
+        """Books the job."""
+        cost = self.view.cost_blocks(job)
+        self.blocks -= cost
+        self.running -= job.choices
+        self.tokens -= job.prefill_tokens
+        if job.job_class is JobClass.BULK:
+            self.lent_blocks += cost
+            self.lent_running += job.choices
+            self.lent_tokens += job.prefill_tokens
+        self.closed = job.alone
+        return Assignment(job.id, job.tokens, cost, job.choices, job.alone)
+
+
+def _within(need: int, left: int, whole: int) -> bool:
+    """Whether a need fits; one above the whole fits when all of it is left."""
+    return need <= left or need > whole <= left
+
+
+def _sure_tokens(view: GroupView) -> int:
+    return min(view.total_blocks * view.block_size, view.max_context)
+
+
+class Shapes:
+    """The distinct sizes of the live groups: what could hold a job at all.
+
+    Args:
+        groups: The live groups.
+    """
+
+    def __init__(self, groups: Sequence[GroupView]) -> None:
+        sizes = {
+            (g.total_blocks, g.block_size, g.max_context, g.schema, g.serves): g
+            for g in groups
+            if not g.alone
+        }
+        closed = {
+            (g.total_blocks, g.block_size, g.max_context, g.schema, g.serves): g
+            for g in groups
+            if g.alone
+        }
+        self._open = tuple(sizes.values())
+        self._all = tuple({**closed, **sizes}.values())
+        self._bound = any(view.serves != "any" for view in self._all)
+        self._sure = min(map(_sure_tokens, self._all), default=0)
+        self._partial = max((view.block_size for view in self._all), default=0)
+
+    def impossible(self, job: WaitingJob) -> bool:
+        """Whether groups that read the job's record are alive and all too small."""
+        # Quick for all but the largest: the last block of a choice is only begun.
+        longest = job.tokens + job.max_tokens + self._partial
+        if job.choices * longest <= self._sure:
+            return False
+        if not self._all or any(view.could_hold(job) for view in self._all):
+            return False
+        return any(view.schema >= job.schema for view in self._all)
+
+    def has_home(self, job: WaitingJob, length: str) -> bool:
+        """Whether a group of the job's length class, or of any, could hold it."""
+        if not self._bound:
+            return True
+        return any(
+            view.serves in ("any", length) and view.could_hold(job)
+            for view in self._open
+        )
