@@ -18,7 +18,9 @@ import structlog
 
 from ..shared.clock import RedisClock
 from ..shared.config import Config
+from ..shared.errors import TokenmillError
 from ..shared.keys import Keys
+from ..shared.losses import step_stuck
 from ..shared.outage import REDIS_ERRORS, Outage
 from ..shared.scripts import Scripts
 from .control import Control
@@ -34,6 +36,8 @@ EXIT_STUCK: Final = 75
 """EX_TEMPFAIL: a step did not end or the engine broke; the supervisor restarts."""
 _LEAVE_TIMEOUT_S: Final = 5.0
 """Handing back and leaving may take this long; leases end by themselves after."""
+_LAST_WORDS_S: Final = 1.0
+"""A process that must end waits no longer for its leases to be ended."""
 
 
 class Worker:
@@ -232,9 +236,26 @@ class Worker:
                 self._log.error(
                     "step_stuck", for_s=round(age_s, 1), jobs=len(self._table)
                 )
+                await self.give_up(step_stuck(limit_s), counts=True)
                 sys.stderr.flush()
                 os._exit(EXIT_STUCK)
             await asyncio.sleep(every_s)
+
+
+    async def give_up(self, reason: str, *, counts: bool) -> None:
+        """Ends the leases of what runs here; the process is to end at once after.
+
+        Args:
+            reason: Why, for whoever runs the jobs next.
+            counts: Whether that speaks against the jobs.
+        """
+        self._registration.fall_silent()
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._scripts.forfeit(self._spec.group, reason, counts=counts)
+        except (*REDIS_ERRORS, TokenmillError) as error:
+            # Then they end by themselves, and nobody learns why.
+            self._log.warning("reason_not_recorded", error=str(error) or repr(error))
 
 
 def _task(work: Coroutine[object, object, object], name: str) -> "asyncio.Task[None]":

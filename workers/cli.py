@@ -58,6 +58,10 @@ async def work(
         typer.Option(help="model; echo or echo:<ms per step> try the queue alone."),
     ] = "model",
     partition: Annotated[int, typer.Option(help="Partition it serves.")] = 0,
+    serves: Annotated[
+        str | None,
+        typer.Option(help="any, short or long: prompts that it is kept for."),
+    ] = None,
 ) -> None:
     """Serve one model: take jobs from the queue until a signal drains this worker."""
     from ..shared.config_load import load_config
@@ -67,7 +71,7 @@ async def work(
     from .service import WorkOptions, serve
 
     settings = load_config(config).config
-    settings = _with_worker(settings, threads=threads, device=device)
+    settings = _with_worker(settings, threads=threads, device=device, serves=serves)
     chosen = _choose(settings, model, name, weights=weights, kv=kv)
     configure(settings.log, "worker")
     options = WorkOptions(
@@ -89,16 +93,11 @@ def _print_ready(loaded: "Loaded", group: str) -> None:
     )
 
 
-def _with_worker(
-    settings: "Config", *, threads: int | None, device: str | None
-) -> "Config":
+def _with_worker(settings: "Config", **options: object) -> "Config":
+    """Returns the settings with those of `[worker]` that options have given."""
     from ..shared.config import WorkerConfig
 
-    given = {
-        key: value
-        for key, value in (("threads", threads), ("device", device))
-        if value is not None
-    }
+    given = {key: value for key, value in options.items() if value is not None}
     if not given:
         return settings
     worker = {**msgspec.structs.asdict(settings.worker), **given}

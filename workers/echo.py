@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ..shared.errors import ConfigError, InvalidRequest
-from ..shared.messages import FinishReason
+from ..shared.messages import FinishReason, JobClass
 from ..shared.tokens import BYTES
 from ..shared.tokens_bytes import EOS_TOKEN_ID
 from .engine.request import (
@@ -184,14 +184,13 @@ class EchoEngine:
         return self._requests.pop(request_id, None) is not None
 
     def step(self) -> StepOutput:
-        """Produces the next tokens of the oldest `max_running` requests."""
+        """Produces the next tokens of `max_running` requests, the oldest first."""
         if self._step_s:
             self._sleep(self._step_s)
         most = 1 if self._step_s else MAX_CONTEXT
         deltas: list[TokenDelta] = []
         finished: list[Finished] = []
-        for request_id in list(self._requests)[: self._max_running]:
-            request = self._requests[request_id]
+        for request_id, request in self._next():
             deltas += request.step(most)
             done = request.finished()
             if done is not None:
@@ -200,6 +199,13 @@ class EchoEngine:
         self._steps += 1
         self._tokens += sum(len(delta.token_ids) for delta in deltas)
         return StepOutput(deltas=tuple(deltas), finished=tuple(finished))
+
+    def _next(self) -> list[tuple[str, _Request]]:
+        """Who runs in the next step: as in a real engine, interactive before bulk."""
+        here = list(self._requests.items())
+        if len(here) > self._max_running:
+            here.sort(key=lambda one: one[1].request.job_class is JobClass.BULK)
+        return here[: self._max_running]
 
     def capacity(self) -> Capacity:
         """Room as the scheduler sees it: blocks are never what is short."""

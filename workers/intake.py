@@ -10,7 +10,7 @@ from typing import Final, cast
 import redis.asyncio
 import structlog
 
-from ..shared.errors import TokenmillError
+from ..shared.errors import NewerSchema, TokenmillError
 from ..shared.messages import JobError, JobRequest
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import Started, StartItem
@@ -173,6 +173,12 @@ class Intake:
         try:
             request = read_request(started)
             engine_input = engine_request(started, request)
+        except NewerSchema as error:
+            # Its scheduler did not know yet what is read here; it does by now.
+            self._log.warning("schema_too_new", job=started.job_id, error=str(error))
+            job = self._enter(started, JobRequest(), _empty(started))
+            self._end(Ending(job, Way.RELEASE))
+            return None
         except (TokenmillError, ValueError) as error:
             job = self._enter(started, request or JobRequest(), _empty(started))
             self._end(Ending(job, Way.FAILED, error=job_error(error)))

@@ -5,6 +5,7 @@ from typing import Final
 import redis.exceptions
 
 from ..shared.errors import ProtocolError, RedisUnsuitable
+from ..shared.redis import server_says
 
 _PASSING: Final = (
     redis.exceptions.OutOfMemoryError,
@@ -27,4 +28,6 @@ def is_refusal(error: BaseException) -> bool:
     cause = error.__cause__ if isinstance(error, RedisUnsuitable) else error
     if not isinstance(cause, redis.exceptions.ResponseError):
         return False
-    return not (isinstance(cause, _PASSING) or str(cause).startswith(_PASSING_PREFIXES))
+    text = str(cause)
+    passes = isinstance(cause, _PASSING) or text.startswith(_PASSING_PREFIXES)
+    return not passes and server_says(text) is None

@@ -11,7 +11,7 @@ import structlog
 from ..shared import keys as names
 from ..shared.clock import RedisClock
 from ..shared.keys import Keys
-from ..shared.messages import ModelCard, encode
+from ..shared.messages import SCHEMA_VERSION, ModelCard, encode
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import EngineCounters, GroupInfo
 from ..shared.scripts import Scripts
@@ -57,6 +57,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The tokenizer, packed; None for the `bytes` tokenizer."""
     block_size: int
     batch_tokens: int
+    serves: str = "any"
+    """`any`, or the prompts that it is kept for: `short` or `long`."""
     kv_overcommit: float = 1.0
     """Announced KV blocks as a multiple of those there are."""
 
@@ -106,6 +108,7 @@ class Registration:
         self._on_cancelled = on_cancelled
         self._log = structlog.get_logger()
         self._draining = False
+        self._silent = False
 
     async def announce(self) -> None:
         """Publishes the model's card and tokenizer and registers the group."""
@@ -143,6 +146,8 @@ class Registration:
             max_context=spec.card.max_context,
             weights_version=spec.card.weights_version,
             step_fit_ms=room.step_fit_ms,
+            serves=spec.serves,
+            schema=SCHEMA_VERSION,
             state="draining" if self._draining else "ready",
             counters=counters(room),
         )
@@ -150,6 +155,10 @@ class Registration:
     def drain(self) -> None:
         """Says from now on that this worker takes nothing new."""
         self._draining = True
+
+    def fall_silent(self) -> None:
+        """Gives no further sign of life: the leases are to end."""
+        self._silent = True
 
     async def run(self) -> None:
         """Renews three times a lease until it is cancelled."""
@@ -184,6 +193,8 @@ class Registration:
 
     async def beat(self) -> None:
         """One sign of life: leases first, for they are what neighbours wait for."""
+        if self._silent:
+            return
         jobs = list(self._table)
         for start in range(0, len(jobs), RENEW_BATCH):
             await self._renew(jobs[start : start + RENEW_BATCH])

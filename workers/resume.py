@@ -8,7 +8,14 @@ import structlog
 
 from ..shared.decode import decode_request
 from ..shared.errors import InvalidRequest, ProtocolError
-from ..shared.messages import Choice, Delta, JobClass, JobRequest, TokenLogprob
+from ..shared.messages import (
+    SCHEMA_VERSION,
+    Choice,
+    Delta,
+    JobClass,
+    JobRequest,
+    TokenLogprob,
+)
 from ..shared.script_types import Started
 from ..shared.tokens import ids_from_bytes
 from .engine.request import Emitted, EngineRequest
@@ -22,14 +29,17 @@ def read_request(started: Started) -> JobRequest:
 
     Raises:
         InvalidRequest: The payload is not a request.
-        ProtocolError: It is of a later version of the protocol.
+        NewerSchema: It is of the next version: not for this worker.
+        ProtocolError: It is of a version that nobody can have.
     """
     try:
         request = _requests.decode(started.payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The slower decoder names the field that is wrong.
         return decode_request(started.payload)
-    return request if request.v <= 1 else decode_request(started.payload)
+    if 1 <= request.v <= SCHEMA_VERSION:
+        return request
+    return decode_request(started.payload)
 
 
 def engine_request(started: Started, request: JobRequest) -> EngineRequest:

@@ -16,9 +16,11 @@ import structlog
 
 from ..shared.collector import settle
 from ..shared.config import Config, ModelConfig
+from ..shared.errors import RedisUnavailable
 from ..shared.keys import Keys
-from ..shared.outage import REDIS_ERRORS, Backoff
+from ..shared.outage import Backoff
 from ..shared.redis import connect, translate
+from ..shared.server_check import require_usable
 from .bridge import Worker
 from .herald import Herald
 from .loading import Loaded, OnTokenizer, load
@@ -81,7 +83,7 @@ async def serve(
         settle()
         with translate():
             await worker.announce()
-        signals.drains(worker.drain)
+        signals.drains(worker)
         _say_ready(loaded)
         ready(loaded, group)
         return await worker.run()
@@ -107,6 +109,7 @@ def _worker(
             bundle=loaded.bundle,
             block_size=loaded.block_size,
             batch_tokens=loaded.batch_tokens,
+            serves=config.worker.serves,
             kv_overcommit=config.worker.kv_overcommit,
         ),
         config=config,
@@ -164,36 +167,47 @@ async def _reach(client: "redis.asyncio.Redis") -> None:
     backoff = Backoff()
     for _ in range(_CONNECT_TRIES - 1):
         try:
-            await client.ping()
-        except redis.exceptions.AuthenticationError:
-            break
-        except REDIS_ERRORS:
+            await require_usable(client)
+        except RedisUnavailable:
             await backoff.wait()
         else:
             return
-    with translate():
-        await client.ping()
+    await require_usable(client)
 
 
 class _Signals:
-    """First SIGTERM or SIGINT drains, the second ends the process at once."""
+    """First SIGTERM or SIGINT drains, the second ends the process and its leases at
+    once, a third does not even wait for Redis.
+    """
 
     def __init__(self) -> None:
-        self._drain: Callable[[], None] | None = None
+        self._worker: Worker | None = None
         self._seen = False
+        self._ending: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
 
-    def drains(self, drain: Callable[[], None]) -> None:
-        self._drain = drain
+    def drains(self, worker: Worker) -> None:
+        self._worker = worker
 
     def _on_signal(self, number: int) -> None:
-        if self._seen or self._drain is None:
-            # Nothing to drain yet, or asked twice. Held jobs end with their leases.
-            structlog.get_logger().warning("ending_now", signal=number)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(128 + number if self._seen else 0)
-        self._seen = True
-        self._drain()
+        if self._worker is None:
+            self._exit(0, number)  # nothing to drain yet
+        elif not self._seen:
+            self._seen = True
+            self._worker.drain()
+        elif self._ending is None:
+            self._ending = asyncio.create_task(self._end(self._worker, number))
+        else:
+            self._exit(128 + number, number)
+
+    async def _end(self, worker: Worker, number: int) -> None:
+        await worker.give_up("the worker was told to end at once", counts=False)
+        self._exit(128 + number, number)
+
+    def _exit(self, code: int, number: int) -> None:
+        structlog.get_logger().warning("ending_now", signal=number)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

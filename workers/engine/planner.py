@@ -7,7 +7,7 @@ import numpy as np
 
 from ...shared.errors import EngineError
 from .batch import SequenceSlice, StepBatch
-from .sequence import Sequence
+from .sequence import INTERACTIVE_RANK, Sequence
 
 
 class PlannedSlice(msgspec.Struct, frozen=True):
@@ -34,7 +34,8 @@ Plan = tuple[PlannedSlice, ...]
 def plan_step(
     running: Iterable[Sequence], token_budget: int, prefill_limit: int | None = None
 ) -> Plan:
-    """Plans one step: every decode row, then prefill chunks in order of urgency.
+    """Plans one step: every decode row, then prefill chunks in order of urgency, bulk
+    with what interactive prompts leave.
 
     Args:
         running: Sequences that may run, most urgent first.
@@ -52,6 +53,8 @@ def plan_step(
             decodes.append(PlannedSlice(sequence, sequence.num_computed, 1))
         else:
             prefills.append(sequence)
+    # Also where a step without memory has left bulk in front.
+    prefills.sort(key=lambda sequence: sequence.urgency[0] > INTERACTIVE_RANK)
     room = max(1, token_budget - len(decodes))
     if prefill_limit is not None:
         room = min(room, max(1, prefill_limit))

@@ -33,7 +33,7 @@ def make_room(plan: Plan, roster: Roster) -> Plan:
             victim = _least_urgent_holder(roster, part.sequence)
             if victim is None:
                 break
-            roster.preempt(victim)
+            roster.preempt(victim, part.sequence)
         granted = roster.provide(part)
         if granted is not None:
             provided[id(part.sequence)] = granted

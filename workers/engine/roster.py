@@ -1,17 +1,13 @@
 """Who is in the engine: requests, their sequences, and the KV memory they hold."""
 
 import bisect
-from typing import Final
 
 from ...shared.errors import InvalidRequest
 from .kv.manager import KVManager
 from .planner import Plan, PlannedSlice
 from .request import EngineRequest
+from .room import Room
 from .sequence import Sequence
-
-GROWTH_BLOCKS: Final = 2
-"""Blocks left free for each running sequence when another is let in: without them the
-newcomer's blocks would be wanted back within a few steps."""
 
 
 def _urgency(sequence: Sequence) -> tuple[int, int, int, int]:
@@ -31,8 +27,7 @@ class Roster:
         self, kv: KVManager, max_running: int, *, overcommit: float = 1.0
     ) -> None:
         self._kv = kv
-        self._max_running = max_running
-        self._overcommit = overcommit
+        self._room = Room(kv, max_running, overcommit)
         self._requests: dict[str, tuple[Sequence, ...]] = {}
         self.running: list[Sequence] = []
         """May hold blocks; most urgent first."""
@@ -79,14 +74,7 @@ class Roster:
     def enter(self, request_id: str, sequences: tuple[Sequence, ...]) -> None:
         """Takes a request in; one beyond what was promised counts as an overrun."""
         coming = [sequence for sequence in sequences if sequence.finish_reason is None]
-        here = (*self.running, *self.waiting)
-        blocks = sum(map(self._whole_life, (*here, *coming)))
-        if (
-            # One request of more choices than may run takes turns with itself.
-            (here and len(here) + len(coming) > self._max_running)
-            or blocks > self._kv.total_blocks * self._overcommit
-        ):
-            self.overruns += 1
+        self.overruns += self._room.is_overrun(coming, (*self.running, *self.waiting))
         self._requests[request_id] = sequences
         for sequence in coming:
             if sequence.namespace is not None:
@@ -124,40 +112,30 @@ class Roster:
     # --- who runs ------------------------------------------------------------------
     def admit(self) -> None:
         """Lets waiting sequences run, in order. The first sets the pace, so that a
-        large one is not overtaken for ever.
+        large one is not overtaken for ever. An interactive one waits for no bulk: as
+        much of it as is in the way yields.
         """
-        while self.waiting and len(self.running) < self._max_running:
-            first = self.waiting[0]
-            if self.running and not self._has_room(first):
+        while self.waiting:
+            yielding = self._room.made_by(self.waiting[0], self.running)
+            if yielding is None:
                 return
-            self._start(self.waiting.pop(0))
-
-    def _has_room(self, newcomer: Sequence) -> bool:
-        """Whether a sequence can run up to its next token and leave room to grow."""
-        needed = self._kv.cost(newcomer.namespace, newcomer.token_ids)
-        needed += self._growth(newcomer)
-        for sequence in self.running:
-            assert sequence.allocation is not None
-            needed += self._kv.missing(sequence.allocation, sequence.num_tokens)
-            needed += self._growth(sequence)
-        return needed <= self._kv.free_blocks
-
-    def _whole_life(self, sequence: Sequence) -> int:
-        return self._kv.blocks_for(sequence.max_tokens_held)
-
-    def _growth(self, sequence: Sequence) -> int:
-        to_come = self._whole_life(sequence) - self._kv.blocks_for(sequence.num_tokens)
-        return min(GROWTH_BLOCKS, to_come)
+            first = self.waiting.pop(0)
+            for sequence in yielding:
+                self.preempt(sequence, first)
+            self._start(first)
+            self._note_overtaking(first, yielding)
 
     def _start(self, sequence: Sequence) -> None:
         sequence.allocation = self._kv.open(sequence.namespace)
         self.tokens_asked += sequence.num_tokens
         self._reuse(sequence)
         bisect.insort(self.running, sequence, key=_urgency)
-        self._note_overtaking(sequence)
 
-    def _note_overtaking(self, newcomer: Sequence) -> None:
-        """Sets back the oldest of each class that waits and came before `newcomer`.
+    def _note_overtaking(
+        self, newcomer: Sequence, yielded: tuple[Sequence, ...]
+    ) -> None:
+        """Sets back the oldest of each class that waits and came before `newcomer`,
+        unless it has just `yielded` to it.
 
         Only the oldest: else all of a class would become most urgent at once, and bulk
         go before interactive. It starts after at most PATIENCE of them, and then the
@@ -168,24 +146,43 @@ class Roster:
             best = oldest.setdefault(one.is_interactive, one)
             if (one.arrival, one.choice) < (best.arrival, best.choice):
                 oldest[one.is_interactive] = one
-        overtaken = [one for one in oldest.values() if one.arrival < newcomer.arrival]
+        overtaken = [
+            one
+            for one in oldest.values()
+            if one.arrival < newcomer.arrival and one not in yielded
+        ]
         for one in overtaken:
-            one.set_back()
+            self._set_back(one)
         if overtaken:
             self.waiting.sort(key=_urgency)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def _set_back(self, sequence: Sequence) -> None:
+        """Notes a setback. Of bulk one sequence at a time may thereby come before
+        interactive ones: more would fill the slots, and these wait behind bulk.
+        """
+        bulk = [one for one in (*self.running, *self.waiting) if not one.is_interactive]
+        if sequence.is_interactive or not any(one.is_patient for one in bulk):
+            sequence.set_back()
+
+    def preempt(self, sequence: Sequence, asking: Sequence) -> None:
         """Takes a running sequence's blocks; it will be computed again.
 
         Its tokens, and what its sampler and detokenizer know, stay. It keeps its place
-        by arrival, so nobody of its class who came later goes before it.
+        by arrival, so nobody of its class who came later goes before it. It is no
+        setback for bulk to fill gaps between interactive ones and to move on in each.
+
+        Args:
+            sequence: Who yields.
+            asking: To whom.
         """
         self.running.remove(sequence)
         assert sequence.allocation is not None
         self._kv.release(sequence.allocation)
         sequence.allocation = None
         sequence.num_computed = 0
-        sequence.set_back()
+        fills_gaps = asking.is_interactive and not sequence.is_interactive
+        if not (sequence.has_moved() and fills_gaps):
+            self._set_back(sequence)
         bisect.insort(self.waiting, sequence, key=_urgency)
         self.preemptions += 1
 

@@ -14,6 +14,8 @@ from .stop import StopMatcher
 PATIENCE: Final = 8
 """Times a sequence yields its place or, as the oldest that waits of its class, is
 overtaken before it becomes most urgent."""
+INTERACTIVE_RANK: Final = 1
+"""First part of the urgency of an interactive sequence; bulk has the next."""
 
 
 class Sequence:
@@ -66,6 +68,7 @@ class Sequence:
         )
         self.arrival = arrival
         self._setbacks = 0
+        self._tokens_at_yield = self.num_prompt
         self._end_is_out = False
         """Whether a delta with the finish reason has left."""
         self._logprobs: list[TokenLogprob] | None = (
@@ -96,14 +99,24 @@ class Sequence:
         return self.request.job_class is JobClass.INTERACTIVE
 
     @property
+    def is_patient(self) -> bool:
+        """Whether it has been set back so often that it goes before all."""
+        return self._setbacks >= PATIENCE
+
+    @property
     def urgency(self) -> tuple[int, int, int, int]:
         """Interactive before bulk, then priority, then arrival; what has been set back
         too often comes before all, so that nothing starves.
         """
-        if self._setbacks >= PATIENCE:
+        if self.is_patient:
             return (0, 0, self.arrival, self.choice)
-        rank = 1 if self.is_interactive else 2
+        rank = INTERACTIVE_RANK + (not self.is_interactive)
         return (rank, self.request.priority, self.arrival, self.choice)
+
+    def has_moved(self) -> bool:
+        """Whether it got a token since this was asked last, or since its start."""
+        before, self._tokens_at_yield = self._tokens_at_yield, self.num_tokens
+        return self.num_tokens > before
 
     def set_back(self) -> None:
         """Notes that it had to yield, or that a later one started before the oldest.

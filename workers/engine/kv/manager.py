@@ -1,6 +1,8 @@
 """KV memory as the planner sees it: room in tokens, and an opaque allocation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from ....shared.errors import EngineError
 from .blocks import BlockPool
@@ -12,6 +14,8 @@ from .prefix_cache import (
     PromptChain,
     chained_hash,
 )
+
+_NOBODY: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Allocation:
@@ -92,20 +96,33 @@ class KVManager:
         """Returns how many blocks an allocation lacks for `num_tokens` tokens."""
         return max(0, self.blocks_for(num_tokens) - len(allocation.blocks))
 
-    def cost(self, namespace: Namespace | None, token_ids: Sequence[int]) -> int:
+    def cost(
+        self,
+        namespace: Namespace | None,
+        token_ids: Sequence[int],
+        leaving: Mapping[int, int] = _NOBODY,
+    ) -> int:
         """Returns how many of `free_blocks` a new sequence would take.
 
         Args:
             namespace: Whom it may share blocks with.
             token_ids: All its tokens; blocks that others hold cost nothing.
+            leaving: How many will have given a block back by then, by block.
         """
         shared, parent = 0, None
         for index in range(self._shareable(namespace, token_ids)):
             parent = self._cache.find(namespace, parent, self._ids(token_ids, index))
             if parent is None:
                 break
-            shared += self._pool.references(parent.block) > 0
+            held = self._pool.references(parent.block) - leaving.get(parent.block, 0)
+            shared += held > 0
         return self.blocks_for(len(token_ids)) - shared
+
+    def freed_by(self, leaving: Mapping[int, int]) -> int:
+        """Returns how many blocks nobody holds once that many have given them back."""
+        return sum(
+            self._pool.references(block) == count for block, count in leaving.items()
+        )
 
     # --- one sequence's blocks ----------------------------------------------------
     def open(self, namespace: Namespace | None = None) -> Allocation:
