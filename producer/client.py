@@ -1,5 +1,6 @@
 """The asynchronous client: submit prompts, await results, follow streams."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -9,6 +10,7 @@ from ..shared.keys import JobId
 from ..shared.messages import Prompt
 from ..shared.script_types import NewJob
 from .completion import Completions
+from .dead_calls import DeadCalls
 from .info import JobInfo, ModelInfo
 from .job import Job as Job
 from .listing import recent_jobs
@@ -19,9 +21,11 @@ from .submit import Submission, WhenFull, WhenUnserved
 
 PATIENCE_S: Final = 30.0
 """Covers a restart of Redis with a large append-only file; longer is an outage."""
+_TURN: Final = 500
+"""Prompts checked without a pause: some ten milliseconds."""
 
 
-class Client:
+class Client(DeadCalls):
     """A connection to a pool, for use on one event loop.
 
     ```python
@@ -94,6 +98,7 @@ class Client:
         *,
         when_unserved: WhenUnserved = "refuse",
         when_full: WhenFull = "raise",
+        wait_s: float | None = None,
     ) -> Job:
         """Enqueues one prompt.
 
@@ -102,6 +107,8 @@ class Client:
             when_unserved: Whether a model without a live worker is an error
                 (`refuse`) or the job waits in the queue for one (`wait`).
             when_full: Whether a full queue is an error or is waited out.
+            wait_s: Seconds to wait for room at most, then it is an error; None waits
+                for ever.
 
         Returns:
             The job; with a known idempotency key, the first one.
@@ -109,7 +116,8 @@ class Client:
         Raises:
             InvalidRequest: A field is wrong; nothing was enqueued.
             ModelUnavailable: No live worker serves the model.
-            QueueFull: A limit was reached; carries `retry_after_s`.
+            QueueFull: A limit was reached; carries `limit` and `retry_after_s`.
+            DeadlineUnreachable: The prompt is to be refused when late, and would be.
             IdempotencyConflict: The key was used with another payload.
             RedisUnavailable: Redis did not answer for longer than the patience.
         """
@@ -117,7 +125,7 @@ class Client:
         view = await self._model(checked.model)
         job = new_job(checked, view.card, view.pool)
         await self._require_served([job], when_unserved)
-        submission = Submission(self._session, view.pool, when_full)
+        submission = Submission(self._session, view.pool, when_full, wait_s)
         return (await submission.enqueue([job]))[0]
 
     async def submit_many(
@@ -126,30 +134,38 @@ class Client:
         *,
         when_unserved: WhenUnserved = "refuse",
         when_full: WhenFull = "wait",
+        wait_s: float | None = None,
     ) -> list[Job]:
         """Enqueues many prompts in few round trips.
 
-        Every prompt is checked before the first is enqueued.
+        Every prompt is checked before the first is enqueued. From then on one that is
+        refused stops no other.
 
         Args:
             prompts: What to run.
             when_unserved: As for `submit`.
             when_full: As for `submit`; here waiting is the default.
+            wait_s: As for `submit`, for all together.
 
         Returns:
             A job for each prompt, in the same order.
 
         Raises:
             InvalidBatch: Some prompts are wrong; `errors` has them by position.
-            TokenmillError: As for `submit`; `enqueued` has the ids of those jobs
-                that were enqueued before it.
+            TokenmillError: As for `submit`, of the first that was refused. `refused`
+                has all of them by position, `enqueued` the ids of the other jobs.
         """
         jobs: list[NewJob] = []
         errors: dict[int, InvalidRequest] = {}
+        views: dict[str, ModelView] = {}
         for index, prompt in enumerate(prompts):
+            if index % _TURN == _TURN - 1:
+                await asyncio.sleep(0)  # other tasks of this loop have their turn
             try:
                 checked = as_prompt(prompt)
-                view = await self._model(checked.model)
+                view = views.get(checked.model)
+                if view is None:
+                    view = views[checked.model] = await self._model(checked.model)
                 jobs.append(new_job(checked, view.card, view.pool))
             except InvalidRequest as error:
                 errors[index] = error
@@ -158,7 +174,8 @@ class Client:
             return []
         await self._require_served(jobs, when_unserved)
         pool = await self._session.patiently(self._session.view.pool)
-        return await Submission(self._session, pool, when_full).enqueue(jobs)
+        submission = Submission(self._session, pool, when_full, wait_s)
+        return await submission.enqueue(jobs)
 
     def as_completed(self, jobs: Iterable[Job | str]) -> AsyncGenerator[Job, None]:
         """Yields jobs as they end, in the order of their ends.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
-from ..shared.errors import ModelUnavailable, ProtocolError
+from ..shared.errors import ModelUnavailable, ProtocolError, RedisUnavailable
 from ..shared.keys import MODELS, POOL, Keys
 from ..shared.messages import SCHEMA_VERSION, ModelCard, PoolCard
 from .info import ModelInfo
@@ -22,7 +22,11 @@ LIFE_AGE_S: Final = 1.0
 """A group seen alive is believed for this long; one not seen is looked for anew."""
 HEARTBEAT_MS: Final = 15_000
 """A group whose heartbeat is older than this is dead."""
+HEARD_S: Final = 10.0
+"""A Redis that has run for less may not have heard its workers again."""
 
+_MOST_MODELS: Final = 256
+"""Names kept: a caller may try any number that do not exist."""
 _log: Final = logging.getLogger("tokenmill.producer")
 """The standard library's: a caller's process decides what becomes of its messages."""
 _Card = TypeVar("_Card", PoolCard, ModelCard)
@@ -40,6 +44,10 @@ class ModelView:
     """`time.monotonic()` of the card."""
     live_at: float
     """`time.monotonic()` of `live`."""
+
+    def is_old(self, now: float) -> bool:
+        """Whether the card is to be read again; a missing one may come any moment."""
+        return now - self.read_at > (CARD_AGE_S if self.card else LIFE_AGE_S)
 
 
 class PoolView:
@@ -81,15 +89,15 @@ class PoolView:
         """
         now = time.monotonic()
         view = self._models.get(name)
-        if view is None or now - view.read_at > CARD_AGE_S:
+        if view is None or view.is_old(now) or (fresh_life and view.card is None):
             pool = await self.pool()
             (raw,) = await read(self._redis, ("HGET", MODELS, name))
             card = None if raw is None else _decode(raw, ModelCard, MODELS)
             live = await self._live(name, pool.partitions)
             view = ModelView(pool, card, live, now, now)
-            if card is not None:
-                # Unknown names are not kept: a caller may try any number of them.
-                self._models[name] = view
+            if len(self._models) >= _MOST_MODELS:
+                self._models.clear()
+            self._models[name] = view
         elif fresh_life or now - view.live_at > LIFE_AGE_S:
             view.live = await self._live(name, view.pool.partitions)
             view.live_at = now
@@ -104,12 +112,14 @@ class PoolView:
 
         Raises:
             ModelUnavailable: There is none in at least one of them.
+            RedisUnavailable: There was one, and Redis has only just come back.
         """
         view = await self.model(name)
         if not partitions <= view.live:
             view = await self.model(name, fresh_life=True)
         if partitions <= view.live:
             return
+        await self._require_heard(name, partitions)
         served = sorted(m.name for m in await self.models() if m.num_groups)
         known = view.card is not None or name in view.pool.models
         cause = "has no live worker" if known else "is not known to this pool"
@@ -118,6 +128,24 @@ class PoolView:
             f"served now: {', '.join(served) or 'none'}. Start a worker for it, or "
             "wait for one (when_unserved='wait', on the command line --wait-for-worker)"
         )
+
+    async def _require_heard(self, name: str, partitions: set[int]) -> None:
+        """Raises while workers may not have told Redis yet that they outlived it."""
+        from redis.exceptions import ResponseError  # late: it makes imports slow
+
+        groups = [("ZCARD", Keys(name, partition).groups) for partition in partitions]
+        if not all(await read(self._redis, *groups)):
+            return
+        try:
+            uptime_s = (await self._redis.info("server"))["uptime_in_seconds"]
+        except ResponseError as error:
+            _log.debug("INFO is refused, so outages cannot be told: %s", error)
+            return
+        if uptime_s < HEARD_S:
+            raise RedisUnavailable(
+                f"Redis has been back for {uptime_s} s and has not heard of a worker "
+                f"of '{name}' yet; try again in a moment"
+            )
 
     async def models(self) -> list[ModelInfo]:
         """Returns every model that is configured or was ever served, by name."""

@@ -1,5 +1,7 @@
 """From a prompt to what `enqueue` takes: checked, encoded, with an id and a bucket."""
 
+import base64
+import datetime as dt
 import hashlib
 import os
 from typing import Final
@@ -7,9 +9,16 @@ from typing import Final
 from ..shared.decode import decode_prompt
 from ..shared.errors import InvalidBatch, InvalidRequest
 from ..shared.keys import JobId, bucket_of, new_unique, partition_of
-from ..shared.messages import JobRequest, ModelCard, PoolCard, Prompt, encode
+from ..shared.messages import (
+    JobRequest,
+    ModelCard,
+    PoolCard,
+    Prompt,
+    encode,
+)
 from ..shared.script_types import NewJob
 from ..shared.validate import check_payload, validate_prompt
+from .by_reference import by_reference
 
 MESSAGE_TOKENS: Final = 6
 """What a chat template adds around one message, roughly."""
@@ -51,15 +60,19 @@ def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
     Raises:
         InvalidRequest: One field is wrong, or the whole is too large.
     """
-    validate_prompt(prompt, card, pool)
-    payload = encode(
-        JobRequest(
-            text=prompt.text,
-            messages=prompt.messages,
-            sampling=prompt.sampling,
-            control_tokens=prompt.control_tokens,
-        )
+    has_store = pool.storage_url is not None
+    most = max(pool.max_input_bytes, pool.max_payload_bytes) if has_store else None
+    validate_prompt(prompt, card, pool, most)
+    request = JobRequest(
+        text=prompt.text,
+        messages=prompt.messages,
+        sampling=prompt.sampling,
+        control_tokens=prompt.control_tokens,
     )
+    payload, upload = encode(request), None
+    if has_store and len(payload) > pool.offload_bytes:
+        request, upload = by_reference(request, prompt.tenant, pool.max_input_bytes)
+        payload = encode(request)
     check_payload(payload, pool.max_payload_bytes)
     unique = new_unique()
     key = prompt.idempotency_key
@@ -69,7 +82,7 @@ def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
     return NewJob(
         id=JobId(prompt.model, partition, unique),
         payload=payload,
-        payload_hash=hashlib.sha256(payload).hexdigest(),
+        payload_hash=_fingerprint(payload),
         job_class=prompt.job_class,
         tenant=prompt.tenant,
         priority=prompt.priority,
@@ -79,8 +92,12 @@ def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
         seed=_draw_seed() if seed is None else seed,
         deadline_ms=_milliseconds(prompt.deadline_s),
         delay_ms=_milliseconds(prompt.delay_s) or 0,
+        not_before_ms=_moment(prompt.not_before),
         keep_ms=pool.retention_ms,
         idempotency_key=key,
+        refuse_late=prompt.refuse_late,
+        v=request.v,
+        upload=upload,
     )
 
 
@@ -100,3 +117,13 @@ def _draw_seed() -> int:
 
 def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
+
+
+def _moment(time: dt.datetime | None) -> int | None:
+    return None if time is None else max(round(time.timestamp() * 1000), 0)
+
+
+def _fingerprint(payload: bytes) -> str:
+    """128 bits in 22 characters: it is kept with every job."""
+    digest = hashlib.blake2b(payload, digest_size=16).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,6 +1,9 @@
 """Several reads in one round trip, typed where redis-py's own types are not."""
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from ..shared.errors import ProtocolError
 
@@ -8,6 +11,92 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 Command = tuple[str | bytes | int, ...]
+_IN_FLIGHT: Final = 2
+"""Round trips at once, each with a connection: a long reply does not hold up others."""
+_COMMANDS: Final = 600
+"""Commands of one round trip, unless one caller alone has more."""
+
+
+class Reads:
+    """Reads of many callers, joined: those that come while others are on their way go
+    together next. A thousand streams read their logs over two connections.
+
+    Args:
+        redis: Client; replies are bytes.
+    """
+
+    def __init__(self, redis: "redis.asyncio.Redis") -> None:
+        self._redis = redis
+        self._waiting: deque[tuple[Sequence[Command], asyncio.Future[list[Any]]]] = (
+            deque()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def each(self, *commands: Command) -> list[Any]:
+        """As `read_each`, perhaps in one round trip with other callers."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((commands, future))
+        self._send_on()
+        replies: list[Any] = await future
+        return [
+            _checked(command, reply)
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+
+    async def all(self, *commands: Command) -> list[Any]:
+        """As `read`, perhaps in one round trip with other callers."""
+        return _none_bad(await self.each(*commands))
+
+    async def close(self) -> None:
+        """Waits for what is on its way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _send_on(self) -> None:
+        if self._waiting and len(self._tasks) < _IN_FLIGHT:
+            task = asyncio.get_running_loop().create_task(self._send())
+            self._tasks.add(task)
+            task.add_done_callback(self._sent)
+
+    def _sent(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._send_on()
+
+    async def _send(self) -> None:
+        batch = self._next_batch()
+        if not batch:
+            return
+        pipeline = self._redis.pipeline(transaction=False)
+        for commands, _ in batch:
+            for command in commands:
+                pipeline.execute_command(*command)
+        try:
+            replies = iter(await pipeline.execute(raise_on_error=False))
+        except BaseException as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            if isinstance(error, Exception):
+                return  # each caller has it
+            raise
+        for commands, future in batch:
+            mine = [next(replies) for _ in commands]
+            if not future.done():
+                future.set_result(mine)
+
+    def _next_batch(
+        self,
+    ) -> list[tuple[Sequence[Command], "asyncio.Future[list[Any]]"]]:
+        batch = []
+        size = 0
+        while self._waiting:
+            commands, future = self._waiting[0]
+            if batch and size + len(commands) > _COMMANDS:
+                break
+            self._waiting.popleft()
+            if not future.done():  # a caller that was cancelled meanwhile
+                batch.append((commands, future))
+                size += len(commands)
+        return batch
 
 
 async def read_each(redis: "redis.asyncio.Redis", *commands: Command) -> list[Any]:
@@ -40,7 +129,10 @@ async def read(redis: "redis.asyncio.Redis", *commands: Command) -> list[Any]:
     Raises:
         ProtocolError: A key is of another type than its command reads.
     """
-    replies = await read_each(redis, *commands)
+    return _none_bad(await read_each(redis, *commands))
+
+
+def _none_bad(replies: list[Any]) -> list[Any]:
     for reply in replies:
         if isinstance(reply, ProtocolError):
             raise reply

@@ -6,16 +6,19 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..shared.errors import RedisUnavailable, TokenmillError
+from ..shared.errors import RedisUnavailable, StorageUnavailable, TokenmillError
 from ..shared.keys import JobId, Keys
+from ..shared.messages import PoolCard
+from .grouping import Grouping
 from .inbox import Watcher
 from .pool_view import PoolView
-from .reading import Command, read, read_each
+from .reading import Command, Reads
 
 if TYPE_CHECKING:
     import redis.asyncio
 
     from ..shared.scripts import Scripts
+    from ..shared.storage import Storage
 
 _BACKOFF_S: Final = (0.05, 1.0)
 """First and longest wait between attempts while Redis does not answer."""
@@ -42,7 +45,10 @@ class Session:
         self.redis: redis.asyncio.Redis = connect(url)
         self.listener = Listener(self.redis)
         self.view = PoolView(self.redis)
+        self.grouping = Grouping(self)
+        self._reads = Reads(self.redis)
         self._scripts: dict[str, Scripts] = {}
+        self._stores: dict[tuple[str, int], Storage] = {}
         self._closed = False
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -58,6 +64,25 @@ class Session:
     def scripts_of(self, job_id: JobId) -> "Scripts":
         """Returns the scripts of the shard that holds a job."""
         return self.scripts(job_id.keys)
+
+    def store(self, pool: PoolCard) -> "Storage":
+        """Returns the pool's store of large inputs.
+
+        Raises:
+            StorageUnavailable: It has none, or its package is not installed here.
+        """
+        if pool.storage_url is None:
+            raise StorageUnavailable(
+                "the pool has no store for large inputs; set storage.url for its "
+                "scheduler"
+            )
+        place = (pool.storage_url, pool.max_input_bytes)
+        store = self._stores.get(place)
+        if store is None:
+            from ..shared.storage import Storage
+
+            store = self._stores[place] = Storage(place[0], max_bytes=place[1])
+        return store
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Awaits `call()`, again and again while Redis does not answer.
@@ -94,17 +119,23 @@ class Session:
         await self.patiently(lambda: self.listener.subscribe(channels, watcher))
 
     async def ping(self) -> None:
-        """Makes sure that Redis answers, without patience: a wrong URL is told now."""
-        with self._translate():
-            await self.redis.ping()
+        """Makes sure that Redis can be used, without patience: a wrong URL is told now.
+
+        Raises:
+            RedisUnavailable: It does not answer.
+            RedisUnsuitable: It is too old, a replica, or refuses us.
+        """
+        from ..shared.server_check import require_usable
+
+        await require_usable(self.redis)
 
     async def read(self, *commands: Command) -> list[Any]:
         """Sends read commands in one round trip, patiently; see `reading.read`."""
-        return await self.patiently(lambda: read(self.redis, *commands))
+        return await self.patiently(lambda: self._reads.all(*commands))
 
     async def read_each(self, *commands: Command) -> list[Any]:
         """The same, with errors in the places of replies; see `reading.read_each`."""
-        return await self.patiently(lambda: read_each(self.redis, *commands))
+        return await self.patiently(lambda: self._reads.each(*commands))
 
     def start(self, work: Coroutine[object, object, object]) -> None:
         """Runs something in the background, to its end or to `close`."""
@@ -116,5 +147,9 @@ class Session:
         """Ends background work, then all connections; calls that wait fail."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._closed = True
+        await self.grouping.close()
+        await self._reads.close()
         await self.listener.close()
         await self.redis.aclose()
+        for store in self._stores.values():
+            store.close()

@@ -2,10 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from ..shared.errors import (
+    DeadlineUnreachable,
     IdempotencyConflict,
     InvalidRequest,
     QueueFull,
@@ -13,7 +16,7 @@ from ..shared.errors import (
 )
 from ..shared.keys import JobId
 from ..shared.messages import PoolCard
-from ..shared.script_types import EnqueueReply, Limits, NewJob
+from ..shared.script_types import EnqueueReply, NewJob
 from .job import Job
 from .session import Session
 
@@ -28,28 +31,41 @@ _BATCH_BYTES: Final = 1024 * 1024
 _LONGEST_RETRY_S: Final = 1.0
 """An ask costs little, and room may come long before the estimate says."""
 
+_IN_FLIGHT: Final = 2
+"""Calls under way: one is packed while Redis works on the other."""
+
+_Placed = tuple[int, NewJob]
+"""A job with its position in the call."""
+
 
 class Submission:
     """Jobs on their way into the queue, and what became of them.
 
     Args:
         session: The client's connections.
-        pool: Settings with the queue's limits.
+        pool: The pool's settings.
         when_full: `wait` retries what found the queue full, `raise` does not.
+        wait_s: Seconds for which that is done; None is for ever.
     """
 
-    def __init__(self, session: Session, pool: PoolCard, when_full: WhenFull) -> None:
+    def __init__(
+        self,
+        session: Session,
+        pool: PoolCard,
+        when_full: WhenFull,
+        wait_s: float | None = None,
+    ) -> None:
         self._session = session
-        self._limits = Limits(
-            max_waiting_jobs=pool.max_waiting_jobs,
-            max_waiting_tokens=pool.max_waiting_tokens,
-            tenant_waiting_jobs=pool.tenant_waiting_jobs,
-        )
+        self._pool = pool
         self._when_full = when_full
-        self._handles: dict[str, Job] = {}
+        self._give_up = None if wait_s is None else time.monotonic() + wait_s
+        self._handles: dict[int, Job] = {}
+        self._refused: dict[int, TokenmillError] = {}
+        self._full: dict[str | None, QueueFull] = {}
+        """Tenant, or None for the whole queue -> why nothing more is sent for it."""
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Job]:
-        """Enqueues jobs.
+        """Enqueues jobs. What is refused stops no other: of many, the rest goes on.
 
         Args:
             jobs: Of any shards.
@@ -58,64 +74,119 @@ class Submission:
             A handle for each, in the same order.
 
         Raises:
-            QueueFull: A limit was reached and `when_full` is `raise`.
+            QueueFull: A limit was reached and `when_full` is `raise`, or there was no
+                room in time.
+            DeadlineUnreachable: A job is to be refused when late, and would be.
             IdempotencyConflict: A key was used before with another payload.
             RedisUnavailable: Redis did not answer for longer than the patience.
+            StorageUnavailable: An input too large for Redis could not be stored.
         """
+        await self._upload(jobs)
+        waiting = list(enumerate(jobs))
         try:
-            for batch in _batches(jobs):
-                await self._enqueue_batch(batch)
+            while waiting := await self._round(waiting):
+                await self._wait_for_room()
+            if self._refused:
+                raise self._refused[min(self._refused)]
         except TokenmillError as error:
             error.enqueued = tuple(h.id for h in self._handles.values())
+            error.refused = self._refused
             raise
-        return [self._handles[job.id.unique] for job in jobs]
+        return [self._handles[index] for index in range(len(jobs))]
 
-    async def _enqueue_batch(self, batch: list[NewJob]) -> None:
-        scripts = self._session.scripts_of(batch[0].id)
-        while batch:
-            # Ids are made here, so a call whose reply was lost can be repeated: what
-            # it had recorded comes back as a duplicate of itself.
-            replies = await self._session.patiently(
-                lambda: scripts.enqueue(batch, self._limits)  # noqa: B023
-            )
-            refused = self._record(batch, replies)
-            batch = [job for job, _ in refused]
-            if not refused:
-                return
-            retry_after_s = min(max(s for _, s in refused), _LONGEST_RETRY_S)
-            await asyncio.sleep(retry_after_s * random.uniform(0.5, 1.5))  # noqa: S311
+    async def _upload(self, jobs: Sequence[NewJob]) -> None:
+        """Puts inputs by reference where their jobs will look for them."""
+        uploads = [job.upload for job in jobs if job.upload is not None]
+        if uploads:
+            store = self._session.store(self._pool)
+            await asyncio.gather(*(store.write(*upload) for upload in uploads))
 
-    def _record(
-        self, batch: list[NewJob], replies: Sequence[EnqueueReply]
-    ) -> list[tuple[NewJob, float]]:
-        """Keeps handles, and returns what has to be tried again and when.
+    async def _round(self, jobs: Sequence[_Placed]) -> list[_Placed]:
+        """Tries all jobs once; returns those that found no room and may still wait.
 
-        The whole batch is recorded before a refusal is raised.
+        A tenant that is full is asked no further: its jobs keep their order, and those
+        of others go on.
         """
-        refused: list[tuple[NewJob, float]] = []
-        error: TokenmillError | None = None
-        for job, reply in zip(batch, replies, strict=True):
-            if reply.status == "full":
-                retry_after_s = reply.retry_after_s or 1.0
-                refused.append((job, retry_after_s))
-                if self._when_full == "raise":
-                    error = error or QueueFull(reply.detail, retry_after_s)
-            elif reply.status == "conflict":
-                error = error or _conflict(job, reply)
-            elif reply.status == "invalid":
-                error = error or InvalidRequest("enqueue", reply.detail)
-            else:
-                self._keep(job, reply)
-        if error is not None:
-            raise error
-        return refused
+        self._full.clear()
+        await self._try_all(list(_batches(jobs)))
+        held = [placed for placed in jobs if not self._is_settled(placed[0])]
+        if held and not self._may_wait():
+            for index, job in held:
+                self._refused[index] = self._full.get(None) or self._full[job.tenant]
+            return []
+        return held
 
-    def _keep(self, job: NewJob, reply: EnqueueReply) -> None:
-        job_id = job.id
-        duplicate = reply.status == "duplicate" and reply.job_id != str(job_id)
-        if duplicate:
-            job_id = JobId.parse(reply.job_id)
-        self._handles[job.id.unique] = Job(self._session, job_id, duplicate=duplicate)
+    async def _try_all(self, batches: Sequence[Sequence[_Placed]]) -> None:
+        if len(batches) == 1:
+            return await self._try(batches[0])
+        sending: deque[asyncio.Task[None]] = deque()
+        try:
+            for batch in batches:
+                if len(sending) >= _IN_FLIGHT:
+                    await sending[0]
+                    sending.popleft()
+                sending.append(asyncio.create_task(self._try(batch)))
+            for task in sending:
+                await task
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+
+    async def _try(self, batch: Sequence[_Placed]) -> None:
+        going = [placed for placed in batch if not self._limit_of(placed[1])]
+        for placed, reply in zip(going, await self._send(going), strict=True):
+            self._note(placed, reply)
+
+    def _is_settled(self, index: int) -> bool:
+        return index in self._handles or index in self._refused
+
+    def _limit_of(self, job: NewJob) -> QueueFull | None:
+        return self._full.get(None) or self._full.get(job.tenant)
+
+    async def _send(self, batch: Sequence[_Placed]) -> list[EnqueueReply]:
+        if not batch:
+            return []
+        if len(batch) == 1:
+            return [await self._session.grouping.enqueue(batch[0][1])]
+        jobs = [job for _, job in batch]
+        scripts = self._session.scripts_of(jobs[0].id)
+        # Ids are made here, so a call whose reply was lost can be repeated: what it had
+        # recorded comes back as a duplicate of itself.
+        return await self._session.patiently(lambda: scripts.enqueue(jobs))
+
+    def _note(self, placed: _Placed, reply: EnqueueReply) -> None:
+        index, job = placed
+        if reply.status in ("queued", "duplicate"):
+            self._handles[index] = self._handle(job, reply)
+        elif reply.status == "full":
+            limit = reply.detail.partition(":")[0]
+            whose = job.tenant if limit.startswith("tenant_") else None
+            full = QueueFull(reply.detail, reply.retry_after_s or 1.0, limit)
+            self._full.setdefault(whose, full)
+        elif reply.status == "late":
+            needed_s, given_s = reply.needed_s or 0.0, (job.deadline_ms or 0) / 1000
+            self._refused[index] = DeadlineUnreachable(needed_s, given_s)
+        elif reply.status == "conflict":
+            self._refused[index] = _conflict(job, reply)
+        else:
+            self._refused[index] = InvalidRequest("enqueue", reply.detail)
+
+    def _handle(self, job: NewJob, reply: EnqueueReply) -> Job:
+        if reply.status == "queued" or reply.job_id == str(job.id):
+            return Job(self._session, job.id)
+        return Job(self._session, JobId.parse(reply.job_id), duplicate=True)
+
+    def _may_wait(self) -> bool:
+        in_time = self._give_up is None or time.monotonic() < self._give_up
+        return self._when_full == "wait" and in_time
+
+    async def _wait_for_room(self) -> None:
+        soonest_s = min(full.retry_after_s for full in self._full.values())
+        wait_s = min(soonest_s, _LONGEST_RETRY_S) * random.uniform(0.5, 1.5)  # noqa: S311
+        if self._give_up is not None:
+            wait_s = min(wait_s, max(self._give_up - time.monotonic(), 0.0))
+        await asyncio.sleep(wait_s)
 
 
 def _conflict(job: NewJob, reply: EnqueueReply) -> IdempotencyConflict:
@@ -125,18 +196,18 @@ def _conflict(job: NewJob, reply: EnqueueReply) -> IdempotencyConflict:
     )
 
 
-def _batches(jobs: Sequence[NewJob]) -> list[list[NewJob]]:
+def _batches(jobs: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     """Splits jobs by shard, number and bytes, keeping their order within a shard."""
-    full: list[list[NewJob]] = []
-    filling: dict[tuple[str, int], tuple[list[NewJob], int]] = {}
-    for job in jobs:
-        shard = (job.id.model, job.id.partition)
-        batch, size = filling.get(shard, ([], 0))
-        if batch and (
-            len(batch) >= _BATCH_JOBS or size + len(job.payload) > _BATCH_BYTES
-        ):
-            full.append(batch)
-            batch, size = [], 0
-        batch.append(job)
-        filling[shard] = (batch, size + len(job.payload))
-    return [*full, *(batch for batch, _ in filling.values())]
+    filling: dict[tuple[str, int], list[_Placed]] = {}
+    sizes: dict[tuple[str, int], int] = {}
+    for index, job in jobs:
+        shard, size = (job.id.model, job.id.partition), len(job.payload)
+        batch = filling.setdefault(shard, [])
+        full = len(batch) >= _BATCH_JOBS or sizes.get(shard, 0) + size > _BATCH_BYTES
+        if batch and full:
+            yield batch
+            batch = filling[shard] = []
+            sizes[shard] = 0
+        batch.append((index, job))
+        sizes[shard] = sizes.get(shard, 0) + size
+    yield from filling.values()

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from ..shared.errors import TokenmillError
 from ..shared.messages import Delta, End, JobResult, Prompt
 from .client import PATIENCE_S, Client
+from .dead_calls import SyncDeadCalls
 from .info import JobInfo, ModelInfo
 from .job import Job
 from .stream import TokenStream
@@ -175,7 +176,7 @@ class SyncJob:
         return self._thread.run(self._job.info())
 
 
-class SyncClient:
+class SyncClient(SyncDeadCalls):
     """A connection to a pool for blocking code; any number of threads may share it.
 
     ```python
@@ -239,11 +240,15 @@ class SyncClient:
         *,
         when_unserved: WhenUnserved = "refuse",
         when_full: WhenFull = "raise",
+        wait_s: float | None = None,
     ) -> SyncJob:
         """Enqueues one prompt; see `Client.submit`."""
         job = self._thread.run(
             self._client.submit(
-                prompt, when_unserved=when_unserved, when_full=when_full
+                prompt,
+                when_unserved=when_unserved,
+                when_full=when_full,
+                wait_s=wait_s,
             )
         )
         return SyncJob(self._thread, job)
@@ -254,11 +259,15 @@ class SyncClient:
         *,
         when_unserved: WhenUnserved = "refuse",
         when_full: WhenFull = "wait",
+        wait_s: float | None = None,
     ) -> list[SyncJob]:
         """Enqueues many prompts in few round trips; see `Client.submit_many`."""
         jobs = self._thread.run(
             self._client.submit_many(
-                list(prompts), when_unserved=when_unserved, when_full=when_full
+                list(prompts),
+                when_unserved=when_unserved,
+                when_full=when_full,
+                wait_s=wait_s,
             )
         )
         return [SyncJob(self._thread, job) for job in jobs]
