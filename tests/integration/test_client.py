@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 import time
 
 import msgspec
 import pytest
 import redis.asyncio
 from support.fake_group import FakeGroup, card
-from support.waiting import wait_until
+from support.waiting import loop_turns, wait_until
 
 from tokenmill import Client, Message, Prompt, Sampling
 from tokenmill.shared.errors import (
     ConfigError,
+    DeadlineUnreachable,
     IdempotencyConflict,
     InvalidBatch,
     InvalidRequest,
@@ -24,12 +26,14 @@ from tokenmill.shared.errors import (
     PayloadTooLarge,
     QueueFull,
     RedisUnavailable,
+    RedisUnsuitable,
     ResultTimeout,
     TokenmillError,
     UnknownJob,
 )
 from tokenmill.shared.keys import MODELS, Keys
 from tokenmill.shared.messages import DEFAULT_MODEL, PoolCard, encode
+from tokenmill.shared.scripts import Limits, TenantLimits
 
 UNKNOWN = f"{DEFAULT_MODEL}.0.{'0' * 31}"
 
@@ -129,7 +133,7 @@ async def test_a_deadline_in_the_queue_is_an_expiry(mill, group) -> None:
     fence = await group.scripts.acquire_scheduler(group.name, 60_000)
 
     async def reaped():
-        await group.scripts.reap(fence=fence, limit=10, max_lease_losses=5)
+        await group.scripts.reap(fence=fence, limit=10)
         return await job.done()
 
     await wait_until(reaped, what="the expiry")
@@ -256,35 +260,140 @@ async def test_leaving_as_completed_early_unsubscribes(mill, group) -> None:
     assert not mill._session.listener._watchers
 
 
-async def test_a_full_queue_is_an_error_or_waited_out(
-    redis_server, redis_client
+async def test_a_full_queue_is_an_error_or_waited_out(mill, group) -> None:
+    await group.scripts.write_limits(Limits(max_waiting_jobs=3))
+    await group.pause()
+    with pytest.raises(QueueFull) as caught:
+        await mill.submit_many(["a", "b", "c", "d"], when_full="raise")
+    assert len(caught.value.enqueued) == 3
+    assert caught.value.retry_after_s > 0
+    assert caught.value.limit == "max_waiting_jobs"
+    assert list(caught.value.refused) == [3]
+    with pytest.raises(QueueFull, match="3 jobs wait and the limit is 3"):
+        await mill.submit("d", when_full="wait", wait_s=0.1)
+    waiting = asyncio.ensure_future(mill.submit("d", when_full="wait"))
+    group.serving.set()
+    job = await asyncio.wait_for(waiting, 20)
+    assert (await job.result(5)).text == "d"
+    for job_id in caught.value.enqueued:
+        assert (await mill.job(job_id).result(5)).text in "abc"
+
+
+async def test_a_tenant_that_is_full_holds_up_nobody_else(mill, group) -> None:
+    own = {"noisy": TenantLimits(waiting_jobs=2)}
+    await group.scripts.write_limits(Limits(tenants=own))
+    await group.pause()
+    prompts = [
+        Prompt(f"{n}", tenant="quiet" if n % 3 == 2 else "noisy") for n in range(900)
+    ]
+    waiting = asyncio.ensure_future(mill.submit_many(prompts, wait_s=0.5))
+
+    async def quiet_ones_wait():
+        return int((await group.scripts.load()).get("tenant:quiet:jobs", 0)) == 300
+
+    await wait_until(quiet_ones_wait, what="the other tenant's jobs")
+    with pytest.raises(QueueFull) as caught:
+        await waiting
+    assert caught.value.limit == "tenant_waiting_jobs"
+    assert len(caught.value.enqueued) == 302
+    refused = caught.value.refused
+    assert set(refused) == {n for n in range(900) if n % 3 != 2} - {0, 1}
+
+
+async def test_concurrent_submits_share_calls_and_fail_alone(
+    mill, group, monkeypatch
 ) -> None:
-    pool = PoolCard(models=(DEFAULT_MODEL,), max_waiting_jobs=3)
-    async with (
-        FakeGroup(redis_client, pool=pool) as group,
-        Client(redis_server.url) as mill,
+    await group.pause()
+    await mill.submit(Prompt("first", idempotency_key="k"))
+    scripts = mill._session.scripts(Keys(DEFAULT_MODEL, 0))
+    original, sizes = scripts.enqueue, []
+
+    async def counted(jobs):
+        sizes.append(len(jobs))
+        return await original(jobs)
+
+    monkeypatch.setattr(scripts, "enqueue", counted)
+    submits = [asyncio.ensure_future(mill.submit(f"job {n}")) for n in range(48)]
+    wrong = asyncio.ensure_future(mill.submit(Prompt("other", idempotency_key="k")))
+    leaver = asyncio.ensure_future(mill.submit("leaver"))
+    await loop_turns()
+    leaver.cancel()
+    jobs = await asyncio.gather(*submits)
+    assert sizes == [49]
+    with pytest.raises(IdempotencyConflict):
+        await wrong
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    assert len({job.id for job in jobs}) == 48
+    group.serving.set()
+    assert [(await j.result(5)).text for j in jobs] == [f"job {n}" for n in range(48)]
+
+
+async def test_a_group_of_submits_that_redis_refuses_fails_each_by_itself(
+    mill, group, monkeypatch
+) -> None:
+    async def refusing(jobs):
+        raise RedisUnsuitable(f"{len(jobs)} jobs: out of memory")
+
+    await mill.submit("the model's card is read")
+    monkeypatch.setattr(
+        mill._session.scripts(Keys(DEFAULT_MODEL, 0)), "enqueue", refusing
+    )
+    errors = await asyncio.gather(
+        *(mill.submit("x") for _ in range(3)), return_exceptions=True
+    )
+    assert {type(error) for error in errors} == {RedisUnsuitable}
+    assert {str(error) for error in errors} == {"3 jobs: out of memory"}
+    assert len({id(error) for error in errors}) == 3
+
+
+async def test_a_late_job_is_refused_when_it_asks_for_that(mill, group) -> None:
+    hurried = Prompt("hurried", deadline_s=0.5, refuse_late=True)
+    await group.pause()
+    assert await mill.submit(hurried)  # nothing was measured yet
+    # 10 tokens in the 5 s that something waited: 2 a second.
+    seconds, _ = await group.redis.time()
+    measured = {"rate_jobs": 5, "rate_tokens": 10, "rate_busy": 5000}
+    measured |= {"rate_ms": seconds * 1000 + 2000, "rate_from": seconds * 1000 + 2000}
+    await group.redis.hset(group.keys.load, mapping=measured)
+    await mill.submit("x" * 70)
+    with pytest.raises(DeadlineUnreachable) as caught:
+        await mill.submit(hurried)
+    assert caught.value.deadline_s == 0.5
+    assert 5 < caught.value.needed_s < 20
+    assert "its deadline is in 0.5 s" in str(caught.value)
+    assert await mill.submit(Prompt("later", deadline_s=60, refuse_late=True))
+    assert await mill.submit(Prompt("hurried", deadline_s=0.5))
+    with pytest.raises(InvalidRequest, match="without a deadline"):
+        await mill.submit(Prompt("x", refuse_late=True))
+
+
+async def test_a_job_for_a_time_to_come_waits_for_it(mill, group) -> None:
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    job = await mill.submit(Prompt("later", not_before=tomorrow))
+    assert (await job.info()).state == "delayed"
+    due_ms = await group.redis.zscore(group.keys.delayed, job.id)
+    assert due_ms == round(tomorrow.timestamp() * 1000)
+    assert await job.cancel() == "cancelled"
+    past = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
+    assert (await (await mill.submit(Prompt("now", not_before=past))).result(5)).text
+    for wrong, words in (
+        (Prompt("x", not_before=dt.datetime(2030, 1, 1)), "no time zone"),  # noqa: DTZ001
+        (Prompt("x", not_before=tomorrow, delay_s=1), "beside a delay"),
+        (Prompt("x", not_before=tomorrow, deadline_s=5), "before the job is due"),
     ):
-        await group.pause()
-        with pytest.raises(QueueFull) as caught:
-            await mill.submit_many(["a", "b", "c", "d"], when_full="raise")
-        assert len(caught.value.enqueued) == 3
-        assert caught.value.retry_after_s > 0
-        waiting = asyncio.ensure_future(mill.submit("d", when_full="wait"))
-        group.serving.set()
-        job = await asyncio.wait_for(waiting, 20)
-        assert (await job.result(5)).text == "d"
-        for job_id in caught.value.enqueued:
-            assert (await mill.job(job_id).result(5)).text in "abc"
+        with pytest.raises(InvalidRequest, match=words):
+            await mill.submit(wrong)
 
 
 async def test_a_lost_reply_does_not_enqueue_twice(mill, group, monkeypatch) -> None:
     scripts = mill._session.scripts(Keys(DEFAULT_MODEL, 0))
     original, calls = scripts.enqueue, 0
 
-    async def lossy(jobs, limits):
+    async def lossy(jobs):
         nonlocal calls
         calls += 1
-        replies = await original(jobs, limits)
+        replies = await original(jobs)
         if calls == 1:
             raise redis.asyncio.ConnectionError("the reply was lost")
         return replies

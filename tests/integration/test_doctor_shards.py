@@ -8,7 +8,7 @@ from tokenmill.shared.messages import JobRequest, encode
 from tokenmill.shared.pool import shard_checks
 from tokenmill.shared.pool.shard_checks import examine_shard, findings_of
 from tokenmill.shared.script_types import EngineCounters, GroupInfo
-from tokenmill.shared.scripts import Limits, NewJob, Scripts
+from tokenmill.shared.scripts import NewJob, Scripts
 
 KEYS = Keys("m", 0)
 GROUP = GroupInfo(
@@ -43,7 +43,7 @@ async def shard(redis_client, monkeypatch) -> Scripts:
         seed=1,
         keep_ms=60_000,
     )
-    (reply,) = await scripts.enqueue([job], Limits())
+    (reply,) = await scripts.enqueue([job])
     assert reply.status == "queued"
     return scripts
 

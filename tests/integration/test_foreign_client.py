@@ -17,6 +17,8 @@ import redis
 from support.fake_group import FakeGroup
 from support.waiting import wait_until
 
+from tokenmill.shared.scripts import Limits
+
 MODEL = "smollm2-135m"
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
@@ -41,7 +43,7 @@ class Foreign:
         source = self.command("HGET", "tm:scripts", name)
         return self.command("EVAL", source, len(keys), *keys, *args)
 
-    def enqueue(self, payload: bytes, *, tenant="t1", idem="", unique=None):
+    def enqueue(self, payload: bytes, *, tenant="t1", idem="", unique=None, **more):
         now = time.time_ns() // 1_000_000
         unique = unique or f"{now:011x}{os.urandom(10).hex()}"
         source = f"{tenant}\0{idem or unique}".encode()
@@ -52,18 +54,27 @@ class Foreign:
         job = f"{prefix}job:{job_id}"
         keys = [
             f"{prefix}{name}"
-            for name in ("load", "lanes", "recent", "deadline", "delayed", "bell")
+            for name in (
+                *("load", "lanes", "recent", "deadline", "delayed", "bell"),
+                *("limits", "rates"),
+            )
         ]
         keys += [job, f"{prefix}in:{job_id}", f"{prefix}q:bulk:128:{lane}"]
         keys += [f"{prefix}idem:{tenant}:{idem}" if idem else job]
-        args = [
-            self.pool["max_waiting_jobs"],
-            self.pool["max_waiting_tokens"],
-            self.pool["tenant_waiting_jobs"],
-            1,
-        ]
-        args += [job_id, payload, hashlib.sha256(payload).hexdigest(), "bulk", tenant]
-        args += [0, "128", lane, 5, 128, 42, "", 0, self.pool["retention_ms"], idem]
+        facts = {
+            "id": job_id,
+            "hash": hashlib.sha256(payload).hexdigest(),
+            "class": "bulk",
+            "tenant": tenant,
+            "bucket": "128",
+            "lane": lane,
+            "tokens": 5,
+            "max_tokens": 128,
+            "seed": "42",
+            "keep_ms": self.pool["retention_ms"],
+        }
+        facts |= {"idempotency_key": idem} if idem else {}
+        args = [1, json.dumps(facts | more), payload]
         self.command("SADD", "tm:shards", f"{MODEL}:{self.partition}")
         return [part.decode() for part in self.script("enqueue", keys, args)]
 
@@ -157,6 +168,38 @@ async def test_a_wrong_argument_is_named(foreign) -> None:
     assert "id" in detail
 
 
+async def test_limits_need_no_client_that_knows_them(foreign, group) -> None:
+    await group.pause()
+    await group.scripts.write_limits(Limits(tenant_waiting_jobs=1))
+    assert foreign.enqueue(request("x"))[0] == "queued"
+    status, _, retry_ms, detail = foreign.enqueue(request("y"))
+    assert (status, detail.partition(":")[0]) == ("full", "tenant_waiting_jobs")
+    assert int(retry_ms) > 0
+    assert foreign.enqueue(request("y"), tenant="t2")[0] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"delay": 5}, "delay is not known"),
+        ({"class": None, "lane": 3}, "keys"),
+        ({"seed": 7}, "seed"),
+        ({"tokens": "5"}, "tokens"),
+        ({"tokens": 1e300}, "tokens"),
+        ({"deadline_ms": -1}, "deadline_ms"),
+        ({"refuse_late": 1}, "refuse_late"),
+        ({"tenant": ["t1"]}, "tenant"),
+        ({"hash": {}}, "hash"),
+        ({"id": 5}, "id"),
+    ],
+)
+async def test_a_wrong_fact_is_named(foreign, group, facts, word) -> None:
+    await group.pause()
+    status, _, _, detail = foreign.enqueue(request("x"), **facts)
+    assert status == "invalid"
+    assert word in detail
+
+
 async def test_cancel_works_in_the_queue_and_in_mid_stream(foreign, group) -> None:
     await group.pause()
     waiting = foreign.enqueue(request("x"), idem="key-1")[1]
@@ -223,4 +266,5 @@ def test_the_document_names_every_field_and_limit() -> None:
         "job_id",
         "retry_after_s",
         "detail",
+        "needed_s",
     )

@@ -6,7 +6,8 @@ from redis import exceptions
 from support.servers import free_port, running
 
 from tokenmill.shared.errors import ConfigError, RedisUnavailable, RedisUnsuitable
-from tokenmill.shared.redis import check_server, connect, redact_url, translate
+from tokenmill.shared.redis import connect, redact_url, translate
+from tokenmill.shared.server_check import check_server
 
 
 def findings(found):

@@ -44,9 +44,10 @@ async def test_every_job_without_a_worker_gets_one_line(shard):
     await shard.overdue(KEYS.deadline, late)
     running, _ = await shard.run(deadline_ms=HOUR_MS)
     await shard.overdue(KEYS.deadline, running)
-    lost, _ = await shard.run()
+    await shard.open("g2")
+    lost, _ = await shard.run("g2", alone=True)
     await shard.overdue(KEYS.lease, lost)
-    await shard.reap(max_lease_losses=1)
+    await shard.reap()
     faulty, epoch = await shard.run()  # its worker logs what it gives up itself
     assert await shard.fail(faulty, epoch, max_attempts=1) == "failed"
     handed, epoch = await shard.run()
@@ -215,7 +216,7 @@ async def test_a_strangers_key_in_place_of_a_log_keeps_no_job_from_ending(
     shard, name: str
 ):
     await shard.client.set(getattr(KEYS, name), "x")
-    job_id, _ = await shard.run()
+    job_id, _ = await shard.run(alone=True)
     await shard.overdue(KEYS.lease, job_id)
-    assert (await shard.reap(max_lease_losses=1)).dead == 1
+    assert (await shard.reap()).dead == 1
     assert await shard.state(job_id) == "failed"

@@ -19,7 +19,7 @@ from tokenmill.scheduler.tokenizing import Prepared, RawJob, prepare
 from tokenmill.shared.errors import TokenmillError
 from tokenmill.shared.keys import SHARDS, JobId, Keys
 from tokenmill.shared.messages import JobRequest, encode
-from tokenmill.shared.scripts import Limits, NewJob
+from tokenmill.shared.scripts import NewJob
 from tokenmill.shared.tokens import BYTES, load_tokenizer
 
 DEEP = b"[" * 1000 + b"]" * 1000
@@ -192,7 +192,7 @@ async def test_enqueue_refuses_what_the_scheduler_would(
     redis_client: "redis.asyncio.Redis", argument: str, changes: dict[str, object]
 ):
     shard = Shard(redis_client)
-    [reply] = await shard.scripts.enqueue([raw_job(**changes)], Limits())
+    [reply] = await shard.scripts.enqueue([raw_job(**changes)])
     assert reply.status == "invalid"
     assert reply.detail.startswith(f"{argument}: expected")
     assert await redis_client.keys("tm:{*:job:*") == []

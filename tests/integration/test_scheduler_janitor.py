@@ -7,17 +7,12 @@ import redis.asyncio
 from support.servers import RedisServer
 from support.waiting import wait_until
 
-from tokenmill.scheduler.housekeeping import (
-    DEAD_LETTER_AGE_MS,
-    forget_groups,
-    mend_orphans,
-    trim,
-)
+from tokenmill.scheduler.housekeeping import forget_groups, mend_orphans, trim
 from tokenmill.scheduler.orchestrator import supervise
 from tokenmill.shared.config import Config
 from tokenmill.shared.keys import JobId, Keys, new_unique
 from tokenmill.shared.messages import JobRequest, encode
-from tokenmill.shared.scripts import GroupInfo, Limits, NewJob, Scripts
+from tokenmill.shared.scripts import GroupInfo, NewJob, Scripts
 
 KEYS = Keys("tiny", 0)
 
@@ -36,7 +31,7 @@ async def enqueue(client: "redis.asyncio.Redis", **fields: int) -> str:
         keep_ms=60_000,
         **fields,  # type: ignore[arg-type]
     )
-    await Scripts(client, KEYS).enqueue([job], Limits())
+    await Scripts(client, KEYS).enqueue([job])
     return str(job.id)
 
 
@@ -45,11 +40,13 @@ async def test_old_dead_letters_go_and_new_ones_stay(
 ):
     await redis_client.xadd(KEYS.dead, {"reason": "old"}, id="1000-0")
     seconds, _ = await redis_client.time()
-    recent = int(seconds) * 1000 - DEAD_LETTER_AGE_MS + 60_000
+    recent = int(seconds) * 1000 - 3_540_000
     await redis_client.xadd(KEYS.dead, {"reason": "recent"}, id=f"{recent}-0")
-    assert (await trim(redis_client, KEYS))["dead_letters"] == 1
+    assert (await trim(redis_client, KEYS, 3_600_000))["dead_letters"] == 1
     [(_, left)] = await redis_client.xrange(KEYS.dead)
     assert left == {b"reason": b"recent"}
+    assert (await trim(redis_client, KEYS, 3_500_000))["dead_letters"] == 1
+    assert not await redis_client.xlen(KEYS.dead)
 
 
 async def test_only_groups_that_are_gone_are_forgotten(

@@ -32,7 +32,7 @@ from tokenmill.shared.keys import (
 )
 from tokenmill.shared.messages import JobRequest, ModelCard, Sampling, encode
 from tokenmill.shared.redis import connect
-from tokenmill.shared.scripts import GroupInfo, Limits, NewJob, Scripts
+from tokenmill.shared.scripts import GroupInfo, NewJob, Scripts
 from tokenmill.shared.tokens import ids_from_bytes, pack_tokenizer
 
 KEYS = Keys("tiny", 0)
@@ -89,7 +89,7 @@ async def enqueue(client: "redis.asyncio.Redis", text: str = "hello") -> str:
         seed=1,
         keep_ms=60_000,
     )
-    await Scripts(client, KEYS).enqueue([job], Limits())
+    await Scripts(client, KEYS).enqueue([job])
     return str(job.id)
 
 

@@ -5,7 +5,8 @@ from support.shard_client import HOUR_MS, KEYS, Shard, ending_of, group_info
 from support.waiting import wait_until
 
 from tokenmill.shared.keys import lane_of
-from tokenmill.shared.scripts import DispatchItem
+from tokenmill.shared.messages import Delta, encode
+from tokenmill.shared.scripts import DispatchItem, EmitItem
 
 LANE = KEYS.queue("interactive", "128", lane_of("default"))
 
@@ -17,15 +18,21 @@ async def shard(redis_client):
 
 async def test_one_scheduler_is_active_and_fences_only_rise(shard):
     scripts = shard.scripts
-    assert shard.fence == 1
+    first = shard.fence
     assert await scripts.acquire_scheduler("standby", 50) is None
-    assert await scripts.acquire_scheduler("scheduler", 20) == 1
+    assert await scripts.acquire_scheduler("scheduler", 20) == first
     second = await wait_until(lambda: scripts.acquire_scheduler("standby", HOUR_MS))
-    assert second == 2
+    assert second == first + 1
     assert await scripts.acquire_scheduler("scheduler", HOUR_MS) is None
     assert await scripts.release_scheduler("scheduler") is False
     assert await scripts.release_scheduler("standby") is True
-    assert await scripts.acquire_scheduler("scheduler", HOUR_MS) == 3
+    assert await scripts.acquire_scheduler("scheduler", HOUR_MS) == first + 2
+
+
+async def test_a_flush_does_not_bring_an_old_fence_back(shard, redis_client):
+    await redis_client.hset(KEYS.scheduler, "fence", 7)  # long ago, after few starts
+    await redis_client.flushall()
+    assert await shard.scripts.acquire_scheduler("scheduler", HOUR_MS) > 7
 
 
 async def test_a_deposed_scheduler_changes_nothing(shard):
@@ -142,10 +149,14 @@ async def test_each_choice_takes_a_slot_and_prefills_the_prompt(redis_client):
     assert (await shard.dispatch(one, tokens=65)).status == "no_credit"
     assert (await shard.dispatch(one, tokens=64)).status == "dispatched"
     await shard.start(many, 1)
-    assert await shard.emit(many, 1, 1, 0) == "written"
-    (group,) = await shard.scripts.groups()
-    assert (group.credit_running, group.credit_tokens) == (0, 36)
-    assert await shard.finish(many, 1, seq=2) == "recorded"
+    told = ((0, 12), (0, 12), (2, 24), (1, 36))
+    for seq, (choice, left) in enumerate(told, start=1):
+        deltas = [EmitItem(many, 1, seq, encode(Delta(choice=choice, token_ids=(1,))))]
+        await shard.scripts.emit(group="g1", items=deltas)
+        (group,) = await shard.scripts.groups()
+        # A choice has prefilled once it has said something, and not before.
+        assert (group.credit_running, group.credit_tokens) == (0, left)
+    assert await shard.finish(many, 1) == "recorded"
     (group,) = await shard.scripts.groups()
     assert (group.credit_running, group.credit_tokens) == (3, 36)
 

@@ -2,12 +2,11 @@
 
 import msgspec
 import pytest
-from support.shard_client import HOUR_MS, KEYS, LIMITS, Shard, new_job
+from support.shard_client import HOUR_MS, KEYS, Shard, new_job
 from support.waiting import wait_until
 
 from tokenmill.shared.errors import RedisUnsuitable
 from tokenmill.shared.keys import SHARDS, lane_of
-from tokenmill.shared.scripts import Limits
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ async def test_a_job_is_recorded_with_its_payload_entry_and_counters(shard):
 async def test_a_repeated_id_is_a_duplicate_and_another_payload_a_conflict(shard):
     job = new_job()
     other = msgspec.structs.replace(job, payload_hash="b" * 32)
-    replies = await shard.scripts.enqueue([job, job, other], LIMITS)
+    replies = await shard.scripts.enqueue([job, job, other])
     assert [r.status for r in replies] == ["queued", "duplicate", "conflict"]
     assert (await shard.scripts.load())["jobs"] == "1"
 
@@ -56,8 +55,7 @@ async def test_an_idempotency_key_leads_to_the_first_job(shard):
             new_job(idempotency_key="k"),
             new_job(idempotency_key="k", payload_hash="b" * 32),
             new_job(idempotency_key="k", tenant="acme"),
-        ],
-        LIMITS,
+        ]
     )
     assert (same.status, same.job_id) == ("duplicate", first)
     assert (other.status, other.job_id) == ("conflict", first)
@@ -65,43 +63,6 @@ async def test_an_idempotency_key_leads_to_the_first_job(shard):
     assert await shard.client.ttl(KEYS.idempotency("default", "k")) == -1
     await shard.scripts.cancel(first)
     assert 0 < await shard.client.pttl(KEYS.idempotency("default", "k")) <= HOUR_MS
-
-
-@pytest.mark.parametrize(
-    ("limits", "word"),
-    [
-        (Limits(max_waiting_jobs=2), "2 jobs wait and the limit is 2"),
-        (Limits(max_waiting_tokens=25), "20 tokens wait and the limit is 25"),
-        (Limits(tenant_waiting_jobs=2), "2 jobs of this tenant wait"),
-    ],
-)
-async def test_a_full_queue_records_nothing_and_says_when_to_retry(shard, limits, word):
-    jobs = [new_job() for _ in range(3)]
-    replies = await shard.scripts.enqueue(jobs, limits)
-    assert [r.status for r in replies] == ["queued", "queued", "full"]
-    assert word in replies[2].detail
-    assert replies[2].retry_after_s == 5.0  # nothing has drained yet: a blind guess
-    assert await shard.scripts.job(str(jobs[2].id)) is None
-    assert not await shard.client.exists(KEYS.input(str(jobs[2].id)))
-
-
-async def test_retry_after_follows_the_measured_drain_rate(shard):
-    for _ in range(40):
-        job_id = await shard.enqueue()
-        assert (await shard.dispatch(job_id)).status == "dispatched"
-    for _ in range(2):
-        await shard.enqueue()
-    replies = await shard.scripts.enqueue([new_job()], Limits(max_waiting_jobs=2))
-    # 40 jobs in a window of ten seconds: about four a second.
-    assert 0.1 <= replies[0].retry_after_s < 1.0
-    assert (await shard.scripts.load())["drained_tokens"] == "400"
-
-
-async def test_one_job_larger_than_the_whole_token_limit_enters_an_empty_queue(shard):
-    limits = Limits(max_waiting_tokens=5)
-    (first,) = await shard.scripts.enqueue([new_job()], limits)
-    (second,) = await shard.scripts.enqueue([new_job()], limits)
-    assert (first.status, second.status) == ("queued", "full")
 
 
 async def test_a_delayed_job_waits_in_no_stream_until_it_is_due(shard):
@@ -126,23 +87,31 @@ async def test_a_delayed_job_waits_in_no_stream_until_it_is_due(shard):
     [
         ({"job_class": "urgent"}, "class"),
         ({"tenant": ""}, "tenant"),
-        ({"payload_hash": "two words"}, "payload hash"),
+        ({"payload_hash": "two words"}, "hash"),
+        ({"payload_hash": "x" * 65}, "hash"),
         ({"priority": 101}, "priority"),
         ({"tokens": 0}, "tokens"),
         ({"tokens": "many"}, "tokens"),
-        ({"max_tokens": -1}, "max tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"seed": -5}, "seed"),
-        ({"deadline_ms": "soon"}, "deadline"),
-        ({"delay_ms": 1.5}, "delay"),
-        ({"keep_ms": 0}, "keep"),
-        ({"keep_ms": "nan"}, "keep"),
+        ({"deadline_ms": "soon"}, "deadline_ms"),
+        ({"delay_ms": 1.5}, "delay_ms"),
+        ({"delay_ms": 50, "deadline_ms": 50}, "deadline_ms: comes before"),
+        ({"delay_ms": 1, "not_before_ms": 1}, "not_before_ms"),
+        ({"not_before_ms": "now"}, "not_before_ms"),
+        ({"not_before_ms": 2**42, "deadline_ms": 1000}, "deadline_ms: comes before"),
+        ({"refuse_late": "yes"}, "refuse_late"),
+        ({"v": 0}, "v"),
+        ({"payload": b"x" * (4 * 1024 * 1024 + 1)}, "payload: has 4194305 bytes"),
+        ({"keep_ms": 0}, "keep_ms"),
+        ({"keep_ms": "nan"}, "keep_ms"),
     ],
 )
 async def test_a_bad_argument_is_named_and_neighbours_are_recorded(
     shard, changes, word
 ):
     bad = new_job(**changes)
-    replies = await shard.scripts.enqueue([new_job(), bad, new_job()], LIMITS)
+    replies = await shard.scripts.enqueue([new_job(), bad, new_job()])
     assert [r.status for r in replies] == ["queued", "invalid", "queued"]
     assert replies[1].detail.startswith(word)
     assert not await shard.client.exists(KEYS.job(str(bad.id)), KEYS.input(str(bad.id)))
@@ -153,16 +122,14 @@ async def test_a_strangers_key_in_place_of_a_lane_stops_that_job_alone(shard):
     await shard.client.set(KEYS.queue("bulk", "128", lane_of("default")), "garbage")
     taken = new_job()
     await shard.client.set(KEYS.job(str(taken.id)), "garbage")
-    replies = await shard.scripts.enqueue(
-        [new_job(job_class="bulk"), taken, new_job()], LIMITS
-    )
+    replies = await shard.scripts.enqueue([new_job(job_class="bulk"), taken, new_job()])
     assert [r.status for r in replies] == ["invalid", "invalid", "queued"]
     assert (await shard.scripts.load())["jobs"] == "1"
 
 
 async def test_large_lists_are_sent_in_chunks(shard):
     jobs = [new_job() for _ in range(600)]
-    replies = await shard.scripts.enqueue(jobs, LIMITS)
+    replies = await shard.scripts.enqueue(jobs)
     assert [r.job_id for r in replies] == [str(job.id) for job in jobs]
     assert {r.status for r in replies} == {"queued"}
     assert (await shard.scripts.load())["jobs"] == "600"
@@ -176,7 +143,7 @@ async def test_without_memory_the_whole_call_is_refused_and_ends_still_work(shar
         with pytest.raises(RedisUnsuitable, match="out of memory"):
             await shard.enqueue()
         with pytest.raises(RedisUnsuitable, match="out of memory"):
-            await shard.scripts.enqueue([job], LIMITS)
+            await shard.scripts.enqueue([job])
         with pytest.raises(RedisUnsuitable, match="out of memory"):
             await shard.emit(job_id, epoch, 1, 0)
         assert await shard.finish(job_id, epoch) == "recorded"

@@ -113,7 +113,7 @@ async def test_a_takeover_is_seamless(mill, redis_client) -> None:
         await first.die()
         await first.scripts.forfeit(first.name)
         fence = await first.scripts.acquire_scheduler(first.name, 60_000)
-        report = await first.scripts.reap(fence=fence, limit=10, max_lease_losses=5)
+        report = await first.scripts.reap(fence=fence, limit=10)
         assert report.redelivered == 1
         await first.scripts.release_scheduler(first.name)
     async with FakeGroup(redis_client, delay_s=0.005):
@@ -301,7 +301,7 @@ async def test_a_stream_outlives_a_restart_of_redis() -> None:
                 s.start()
                 await group.scripts.forfeit(group.name)
                 fence = await group.scripts.acquire_scheduler(group.name, 60_000)
-                await group.scripts.reap(fence=fence, limit=10, max_lease_losses=5)
+                await group.scripts.reap(fence=fence, limit=10)
             async with FakeGroup(connection, delay_s=0.001):
                 heard += await asyncio.wait_for(waiting, 20)
         await connection.aclose()

@@ -24,7 +24,7 @@ from tokenmill.shared.messages import (
     Sampling,
     encode,
 )
-from tokenmill.shared.scripts import DispatchItem, Limits, NewJob, Scripts
+from tokenmill.shared.scripts import DispatchItem, NewJob, Scripts
 from tokenmill.shared.tokens import ids_to_bytes
 from tokenmill.workers.bridge import EXIT_STUCK, Worker
 from tokenmill.workers.echo import EchoEngine
@@ -77,7 +77,7 @@ class Pool:
             deadline_ms=deadline_ms,
             keep_ms=60_000,
         )
-        (reply,) = await self.scripts.enqueue([job], Limits())
+        (reply,) = await self.scripts.enqueue([job])
         assert reply.status == "queued"
         return str(job_id)
 

@@ -16,7 +16,7 @@ from support.waiting import wait_until, wait_until_sync
 
 from tokenmill.shared.keys import JobId, Keys, new_unique
 from tokenmill.shared.messages import JobRequest, Sampling, encode
-from tokenmill.shared.scripts import DispatchItem, Limits, NewJob, Scripts
+from tokenmill.shared.scripts import DispatchItem, NewJob, Scripts
 from tokenmill.shared.tokens import ids_to_bytes
 
 KEYS = Keys(MODEL, 0)
@@ -88,7 +88,7 @@ async def give(client: redis.asyncio.Redis) -> str:
         seed=1,
         keep_ms=60_000,
     )
-    await scripts.enqueue([job], Limits())
+    await scripts.enqueue([job])
     fence = await scripts.acquire_scheduler("test", 60_000)
     item = DispatchItem(
         job_id=str(job_id),

@@ -58,6 +58,7 @@ class EngineMachine(RuleBasedStateMachine):
             kv_overcommit=16.0,
             step_target_ms=0.0,
         )
+        self.running = running
         self.stream = Stream()
         self.sent: dict[str, EngineRequest] = {}
         self.dropped: set[str] = set()
@@ -102,6 +103,30 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.check_integrity()
             moved = self.engine.capacity().scheduled_tokens > before
             assert moved or not busy, "a step without progress"
+
+    @rule()
+    def nobody_waits_behind_bulk(self):
+        """Bulk runs beside a waiting interactive sequence only where, without all of
+        it, there would be no room either.
+        """
+        roster, kv = self.engine._roster, self.engine._kv
+        roster.admit()
+        if not roster.waiting or not roster.waiting[0].is_interactive:
+            return
+        first = roster.waiting[0]
+        others = [one for one in roster.running if one.is_interactive or one.is_patient]
+        if len(others) == len(roster.running) or len(others) == self.running:
+            return
+        held = {block for one in others for block in one.allocation.blocks}
+        wanted = len(held)
+        for one in (*others, first):
+            ends_at = min(one.num_tokens + 2 * 4, one.max_tokens_held)
+            wanted += kv.blocks_for(one.num_tokens) if one is first else 0
+            wanted += kv.blocks_for(ends_at) - kv.blocks_for(one.num_tokens)
+            if one is not first:
+                wanted += kv.missing(one.allocation, one.num_tokens)
+        assert others, "an engine without interactive ones has room for the first"
+        assert wanted > kv.total_blocks
 
     @rule(index=st.integers(0, 9))
     def cancel(self, index):

@@ -20,7 +20,6 @@ from support.servers import RedisServer
 from support.shard_client import (
     HOUR_MS,
     KEYS,
-    LIMITS,
     Shard,
     delta,
     group_info,
@@ -119,7 +118,7 @@ class ScriptMachine(RuleBasedStateMachine):
             idempotency_key=key,
             tokens=tokens,
         )
-        replies = self.do(self.shard.scripts.enqueue([job, job], LIMITS))
+        replies = self.do(self.shard.scripts.enqueue([job, job]))
         first = self.by_key.get(f"{tenant} {key}") if key else None
         expected = first or str(job.id)
         assert [r.job_id for r in replies] == [expected, expected]
@@ -136,7 +135,7 @@ class ScriptMachine(RuleBasedStateMachine):
         job = new_job(
             id=self.new_id(), idempotency_key=f"run{len(self.made)}" if key else None
         )
-        (reply,) = self.do(self.shard.scripts.enqueue([job], LIMITS))
+        (reply,) = self.do(self.shard.scripts.enqueue([job]))
         assert reply.status == "queued"
         self.made.append(job)
         self.jobs = self.truth.check()
@@ -163,7 +162,7 @@ class ScriptMachine(RuleBasedStateMachine):
 
     def enqueue_again(self, number) -> None:
         job = self.made[number % len(self.made)]
-        (reply,) = self.do(self.shard.scripts.enqueue([job], LIMITS))
+        (reply,) = self.do(self.shard.scripts.enqueue([job]))
         assert (reply.status, reply.job_id) == ("duplicate", str(job.id))
 
     @precondition(lambda self: self.made)

@@ -12,6 +12,7 @@ from tokenmill.scheduler.loop import PoolScheduler
 from tokenmill.shared.config import Config, SchedulerConfig
 from tokenmill.shared.keys import MODELS, JobId, Keys, bucket_of, new_unique
 from tokenmill.shared.messages import (
+    SCHEMA_VERSION,
     JobRequest,
     JobResult,
     ModelCard,
@@ -21,7 +22,6 @@ from tokenmill.shared.messages import (
 from tokenmill.shared.scripts import (
     FinishItem,
     GroupInfo,
-    Limits,
     NewJob,
     Scripts,
     Started,
@@ -73,7 +73,7 @@ class Pool:
         self.cursor = b"0"
 
     async def enqueue(self, *jobs: NewJob) -> list[str]:
-        replies = await self.scripts.enqueue(jobs, Limits())
+        replies = await self.scripts.enqueue(jobs)
         assert [r.status for r in replies] == ["queued"] * len(jobs)
         return [str(job.id) for job in jobs]
 
@@ -88,6 +88,7 @@ class Pool:
             "batch_tokens": 1000,
             "block_size": 8,
             "max_context": CONTEXT,
+            "schema": SCHEMA_VERSION,
             **sizes,
         }
         info = GroupInfo(group=name, weights_version="w1", **facts)

@@ -49,7 +49,8 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
+        """Starts it; without `wait` it may still be loading its data."""
         self.process = subprocess.Popen(
             [
                 *(server_binary(self.version), "--port", str(self.port)),
@@ -61,7 +62,9 @@ class RedisServer:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C"},
         )
-        wait_until_sync(self.answers, timeout_s=20, what=f"redis {self.version}")
+        if wait:
+            what = f"redis {self.version}"
+            wait_until_sync(self.answers, timeout_s=20, what=what)
 
     def answers(self) -> bool:
         try:

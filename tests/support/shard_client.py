@@ -11,7 +11,6 @@ from tokenmill.shared.scripts import (
     EmitItem,
     FinishItem,
     GroupInfo,
-    Limits,
     NewJob,
     Scripts,
     Started,
@@ -20,7 +19,6 @@ from tokenmill.shared.scripts import (
 
 KEYS = Keys("tiny", 0)
 HOUR_MS = 3_600_000
-LIMITS = Limits()
 
 
 def new_job(**changes: Any) -> NewJob:
@@ -84,7 +82,7 @@ class Shard:
 
     async def enqueue(self, **changes: Any) -> str:
         job = new_job(**changes)
-        (reply,) = await self.scripts.enqueue([job], LIMITS)
+        (reply,) = await self.scripts.enqueue([job])
         assert reply.status == "queued", reply
         return reply.job_id
 
@@ -117,13 +115,22 @@ class Shard:
         )
         return started
 
-    async def run(self, group: str = "g1", **changes: Any) -> tuple[str, int]:
+    async def run(
+        self, group: str = "g1", alone: bool = False, **changes: Any
+    ) -> tuple[str, int]:
         """Enqueues, dispatches and starts one job; returns its id and epoch."""
         job_id = await self.enqueue(**changes)
-        reply = await self.dispatch(job_id, group)
+        return job_id, await self.run_again(job_id, group, alone=alone)
+
+    async def run_again(self, job_id: str, group: str = "g1", **changes: Any) -> int:
+        """Dispatches and starts a queued job; returns its epoch."""
+        record = await self.scripts.job(job_id) or {}
+        reply = await self.dispatch(
+            job_id, group, entry_key=record.get("entry_key"), **changes
+        )
         assert reply.status == "dispatched", reply
         assert (await self.start(job_id, reply.epoch, group)).status == "started"
-        return job_id, reply.epoch
+        return reply.epoch
 
     async def emit(
         self, job_id: str, epoch: int, seq: int, offset: int, group: str = "g1"
@@ -169,9 +176,9 @@ class Shard:
         if zset == KEYS.deadline and await self.client.zscore(zset, job_id):
             await self.client.hset(KEYS.job(job_id), "deadline", "1")
 
-    async def reap(self, max_lease_losses: int = 5) -> Any:
+    async def reap(self, max_losses_alone: int = 1) -> Any:
         return await self.scripts.reap(
-            fence=self.fence, limit=100, max_lease_losses=max_lease_losses
+            fence=self.fence, limit=100, max_losses_alone=max_losses_alone
         )
 
     async def state(self, job_id: str) -> str:

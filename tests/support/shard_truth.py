@@ -8,6 +8,10 @@ from tokenmill.shared.keys import Keys
 from tokenmill.shared.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, WAITING, State
 
 ALLOWED = {(before, after) for (before, _), after in TRANSITIONS.items()}
+NOT_STORED = dict.fromkeys(("deadline", "idem", "entry", "entry_key"), "") | {
+    "epoch": "0"
+}
+"""What a record leaves out where it has its default."""
 PER_JOB = ("job", "in", "ids", "out", "tok")
 
 
@@ -30,7 +34,8 @@ class ShardTruth:
         pipe = self.client.pipeline(transaction=False)
         for name in names:
             pipe.hgetall(name)
-        return {n[start:]: row for n, row in zip(names, pipe.execute(), strict=True)}
+        rows = zip(names, pipe.execute(), strict=True)
+        return {name[start:]: NOT_STORED | row for name, row in rows}
 
     def check(self) -> dict[str, dict[str, str]]:
         """Asserts everything; returns the jobs' records."""
@@ -63,11 +68,15 @@ class ShardTruth:
                     {
                         "jobs": 1,
                         "tokens": tokens,
+                        "bytes": int(job["bytes"]),
                         f"class:{job['class']}:jobs": 1,
+                        f"class:{job['class']}:tokens": tokens,
                         f"tenant:{tenant}:jobs": 1,
                         f"tenant:{tenant}:tokens": tokens,
                     }
                 )
+        tenants = sum(name.startswith("tenant:") for name in truth) // 2
+        truth.update({"tenants": tenants} if tenants else {})
         load = self.client.hgetall(self.keys.load)
         kept = {k: int(v) for k, v in load.items() if not k.startswith(("rate", "dra"))}
         assert kept == dict(truth)

@@ -1,55 +1,14 @@
 """The scheduling policy, rule by rule."""
 
 import pytest
+from support.policy_cases import BULK, NOW, decide, group, job, order
 
-from tokenmill.scheduler.policy import BULK_PATIENCE_MS, RESERVE_AFTER_MS, plan
 from tokenmill.scheduler.snapshot import (
     Fairness,
     GroupView,
-    Plan,
-    Snapshot,
-    WaitingJob,
 )
+from tokenmill.scheduler.turns import BULK_PATIENCE_MS, BULK_TURN_MS, RESERVE_AFTER_MS
 from tokenmill.shared.messages import JobClass
-
-NOW = 1_000_000
-BULK = JobClass.BULK
-
-
-def job(name: str, tokens: int = 10, **fields: object) -> WaitingJob:
-    defaults: dict[str, object] = {
-        "max_tokens": 10,
-        "bucket": "128",
-        "tenant": "t",
-        "enqueued_ms": NOW,
-    }
-    return WaitingJob(id=name, tokens=tokens, **{**defaults, **fields})
-
-
-def group(name: str = "w", **fields: object) -> GroupView:
-    sizes: dict[str, object] = {
-        "total_blocks": 100,
-        "max_running": 4,
-        "batch_tokens": 1000,
-        "block_size": 8,
-        "max_context": 4096,
-    }
-    sizes.update(fields)
-    free = {
-        "free_blocks": sizes["total_blocks"],
-        "free_running": sizes["max_running"],
-        "free_tokens": sizes["batch_tokens"],
-    }
-    return GroupView(group=name, **{**free, **sizes})
-
-
-def order(made: Plan) -> list[str]:
-    return [a.job_id for batch in made.batches for a in batch.assignments]
-
-
-def decide(jobs: list[WaitingJob], *groups: GroupView, **fields: object) -> Plan:
-    return plan(Snapshot(jobs=tuple(jobs), groups=groups, **fields), NOW)
-
 
 def test_an_idle_group_answers_at_once():
     made = decide([job("a")], group(step_ms=900.0), arrivals_per_s=1000.0)
@@ -89,10 +48,74 @@ def test_interactive_goes_first_and_bulk_fills_the_rest():
     assert order(decide(jobs, group(max_running=2))) == ["i1", "b1"]
 
 
-def test_bulk_does_not_take_blocks_that_an_interactive_job_waits_for():
+def test_bulk_fills_what_an_interactive_job_cannot_use_yet():
     jobs = [job("big", 700, bucket="2048"), job("small", job_class=BULK)]
-    made = decide(jobs, group(free_blocks=20))
-    assert order(made) == []
+    assert order(decide(jobs, group(free_blocks=20))) == ["small"]
+
+
+def held(by_bulk: int, **fields: object) -> GroupView:
+    """A group of 4 slots whose bulk holds so many, with a quarter of it each."""
+    return group(
+        free_blocks=100 - 25 * by_bulk,
+        free_running=4 - by_bulk,
+        free_tokens=1000 - 250 * by_bulk,
+        bulk_blocks=25 * by_bulk,
+        bulk_running=by_bulk,
+        bulk_tokens=250 * by_bulk,
+        **fields,
+    )
+
+
+def test_an_interactive_job_takes_what_bulk_holds():
+    jobs = [job(f"i{n}") for n in range(5)]
+    assert len(order(decide(jobs, held(4)))) == 4
+    assert order(decide([job("b", job_class=BULK)], held(4))) == []
+
+
+def test_a_bulk_prompt_in_prefill_does_not_block_an_interactive_one():
+    busy = group(free_tokens=-3096, bulk_tokens=4096, free_running=3, bulk_running=1)
+    assert order(decide([job("i", 1000, bucket="2048")], busy)) == []
+    roomy = group(
+        "w",
+        total_blocks=1000,
+        free_tokens=-3096,
+        bulk_tokens=4096,
+        free_running=3,
+        bulk_running=1,
+    )
+    assert order(decide([job("i", 1000, bucket="2048")], roomy)) == ["i"]
+
+
+def test_a_group_with_room_comes_before_pushing_bulk_out():
+    made = decide([job("i")], held(4), group("free", free_running=1, free_tokens=100))
+    assert [batch.group for batch in made.batches] == ["free"]
+
+
+def test_no_more_bulk_goes_where_bulk_is_pushed_out():
+    pushed = group(free_running=-1, bulk_running=3, free_blocks=50)
+    assert order(decide([job("b", job_class=BULK)], pushed)) == []
+
+
+def test_interactive_does_not_wait_for_a_fuller_batch_behind_bulk():
+    made = decide([job("i")], held(2, step_ms=100.0), arrivals_per_s=500.0)
+    assert (order(made), made.wake_in_ms) == (["i"], None)
+
+
+def test_bulk_pushed_out_for_long_gets_its_room_back():
+    pushed = group(free_running=-2, bulk_running=3)
+    jobs = [job("i")]
+    first = decide(jobs, pushed)
+    assert first.fairness.pushed_ms == {"w": NOW}
+    assert order(first) == ["i"]
+    since = Fairness(pushed_ms={"w": NOW - BULK_PATIENCE_MS})
+    assert order(decide(jobs, pushed, fairness=since)) == []
+    other = group("other")
+    assert order(decide(jobs, pushed, other, fairness=since)) == ["i"]
+    # With its room back it keeps it for a turn, and then counts from the start.
+    back = group(free_running=1, bulk_running=3)
+    assert decide(jobs, back, fairness=since).fairness.pushed_ms == since.pushed_ms
+    past = Fairness(pushed_ms={"w": NOW - BULK_PATIENCE_MS - BULK_TURN_MS})
+    assert decide(jobs, back, fairness=past).fairness.pushed_ms == {}
 
 
 def test_impatient_bulk_gets_a_turn():
@@ -103,6 +126,10 @@ def test_impatient_bulk_gets_a_turn():
     made = decide(jobs, full, fairness=Fairness(since_bulk=10_000))
     assert order(made) == ["old"]
     assert made.fairness.since_bulk == 0
+    # For a turn, nobody pushes it out again.
+    running = group(max_running=1, free_running=0, bulk_running=1)
+    assert order(decide([job("i")], running, fairness=made.fairness)) == []
+    assert order(decide([job("i")], running)) == ["i"]
 
 
 def test_each_choice_counts_as_a_running_sequence():
@@ -225,3 +252,32 @@ def test_accounts_of_the_absent_are_forgotten():
     before = Fairness(clock=100.0, served={"gone": 90.0, "ahead": 150.0})
     made = decide([job("a")], group(), fairness=before)
     assert set(made.fairness.served) == {"ahead", "t"}
+
+
+def test_a_deadline_is_urgent_by_when_the_job_has_to_start():
+    slow = group(max_running=1, step_ms=100.0)
+    jobs = [job("p", priority=-5), job("d", max_tokens=100, deadline_ms=NOW + 14_000)]
+    assert order(decide(jobs, slow)) == ["d"]
+    assert order(decide(jobs, group(max_running=1, step_ms=1.0))) == ["p"]
+
+
+def test_a_job_that_cannot_end_in_time_waits_on_until_then():
+    late = job("late", max_tokens=100, deadline_ms=NOW + 1)
+    made = decide([late], group(step_ms=100.0))
+    assert (order(made), made.impossible) == (["late"], ())
+
+
+def test_expected_output_is_charged_by_what_was_made():
+    jobs = [job("a", 100, max_tokens=1000, choices=2)]
+    whole = {"total_blocks": 1000}
+    assert decide(jobs, group(**whole)).fairness.served == {"t": 2200.0}
+    made = decide(jobs, group(**whole), made_ratio={JobClass.INTERACTIVE: 0.1})
+    assert made.fairness.served == {"t": 400.0}
+
+
+def test_a_newer_record_goes_where_it_is_read_and_waits_otherwise():
+    new = job("new", schema=2)
+    made = decide([new], group("old"))
+    assert (order(made), made.impossible) == ([], ())
+    made = decide([new], group("old"), group("new", schema=2, free_running=1))
+    assert [batch.group for batch in made.batches] == ["new"]

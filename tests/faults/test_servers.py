@@ -1,0 +1,280 @@
+"""Servers that fail in their own ways: a clear error or recovery, never a hot loop."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import redis
+from support.old_redis import old_redis
+from support.pools import MODEL, UpProcess, clean_environment, up
+from support.servers import SERVERS, RedisServer, free_port, running
+from support.waiting import wait_until, wait_until_sync
+
+from tokenmill import Client, Prompt, Sampling
+from tokenmill.shared.errors import (
+    RedisUnavailable,
+    RedisUnsuitable,
+    UnknownJob,
+)
+from tokenmill.shared.keys import MODELS, POOL, SCRIPTS, Keys
+
+TEXT = "".join(chr(0x61 + i % 26) for i in range(300))
+STEP = "echo:20"
+QUICK = {
+    "TOKENMILL_WORKER_LEASE_MS": "3000",
+    "TOKENMILL_SCHEDULER_LEADER_LEASE_MS": "1000",
+    "TOKENMILL_WORKER_DRAIN_S": "0.3",
+}
+PROCESSES = ("schedule", "janitor", "work")
+BUSY = 0.35
+"""Of a core, over a process: far above a healthy one, far below a hot loop."""
+LOOK_S = 3.0
+
+
+def prompt(text: str = TEXT) -> Prompt:
+    return Prompt(text, model=MODEL, sampling=Sampling(max_tokens=5000))
+
+
+def command(*words: str, url: str) -> subprocess.CompletedProcess[str]:
+    """One command, run to its end within a minute: nothing may hang."""
+    return subprocess.run(
+        [sys.executable, "-m", "tokenmill", *words],
+        env={**clean_environment(), "TOKENMILL_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def findings(url: str) -> dict[str, dict[str, str]]:
+    done = command("doctor", "--json", url=url)
+    return {one["name"]: one for one in json.loads(done.stdout)}
+
+
+class Load:
+    """What processor time the processes of a pool take."""
+
+    def __init__(self, pool: UpProcess) -> None:
+        self.family = [psutil.Process(pool.process.pid), *pool.family()]
+        self.since = time.monotonic()
+        self.before = {p.pid: self._used(p) for p in self.family}
+
+    @staticmethod
+    def _used(process: psutil.Process) -> float:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return times.user + times.system
+
+    async def is_calm(self) -> None:
+        """No process was busy since the beginning, a few seconds at least."""
+        await wait_until(lambda: time.monotonic() - self.since > LOOK_S)
+        elapsed = time.monotonic() - self.since
+        for process in self.family:
+            used = self._used(process) - self.before[process.pid]
+            assert used / elapsed < BUSY, (process, used, elapsed)
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request) -> Iterator[RedisServer]:
+    with running(request.param, "--appendonly", "yes") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pool(server, tmp_path_factory) -> Iterator[UpProcess]:
+    directory = tmp_path_factory.mktemp("pool")
+    with up(directory, "--url", server.url, engine=STEP, **QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def admin(server, pool) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port) as client:
+        yield client
+
+
+async def serves(url: str, within_s: float = 15) -> None:
+    async with Client(url) as mill:
+        job = await mill.submit(prompt("works"), when_unserved="wait")
+        assert (await job.result(timeout=within_s)).text == "works"
+
+
+async def begun(job) -> None:
+    async def first() -> None:
+        async for delta in job.stream():
+            if delta.token_ids:
+                return
+
+    await asyncio.wait_for(first(), 20)
+
+
+def said(pool: UpProcess, event: str) -> int:
+    return pool.logs().count(f'"{event}"')
+
+
+async def test_flushall_under_load_tells_the_clients_and_recovers(pool, admin) -> None:
+    async with Client(pool.url) as mill:
+        jobs = [await mill.submit(prompt(TEXT + str(i))) for i in range(30)]
+        await begun(jobs[0])
+        stream = asyncio.create_task(_drain(jobs[1].stream()))
+        waiting = [asyncio.create_task(job.result()) for job in jobs]
+        load = Load(pool)
+        admin.flushall()
+        ended = await asyncio.wait_for(
+            asyncio.gather(*waiting, stream, return_exceptions=True), 20
+        )
+        assert {type(error) for error in ended} == {UnknownJob}
+        await serves(pool.url, within_s=10)
+        await load.is_calm()
+    for key in (POOL, MODELS, SCRIPTS):
+
+        def published(key: str = key) -> bool:
+            return bool(admin.exists(key))
+
+        await wait_until(published, timeout_s=5, what=key)
+    assert admin.hexists(MODELS, MODEL)
+
+
+async def _drain(stream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_script_flush_is_not_noticed(pool, admin) -> None:
+    async with Client(pool.url) as mill:
+        job = await mill.submit(prompt())
+        await begun(job)
+        admin.script_flush()
+        assert (await job.result(timeout=30)).text == TEXT
+
+
+async def test_a_full_server_refuses_new_jobs_and_running_ones_go_on(
+    pool, admin
+) -> None:
+    async with Client(pool.url) as mill:
+        job = await mill.submit(prompt())
+        await begun(job)
+        before = set(admin.scan_iter("*"))
+        admin.config_set("maxmemory", "1mb")
+        try:
+            with pytest.raises(RedisUnsuitable, match=r"out of memory.*maxmemory"):
+                await mill.submit(prompt("refused"))
+            assert set(admin.scan_iter("*job:*")) <= before  # nothing half written
+            refused = command("submit", "x", "--model", MODEL, url=pool.url)
+            assert (refused.returncode, "out of memory" in refused.stderr) == (3, True)
+            found = findings(pool.url)["memory"]
+            assert found["severity"] == "error"
+            assert "maxmemory" in found["cure"]
+            load = Load(pool)
+            await load.is_calm()
+        finally:
+            admin.config_set("maxmemory", 0)
+        result = await job.result(timeout=30)
+        assert result.text == TEXT
+        assert admin.hget(Keys(MODEL, 0).job(job.id), "attempts") in (None, b"0")
+    await serves(pool.url)
+
+
+async def test_a_server_that_becomes_a_replica_and_comes_back(pool, admin) -> None:
+    async with Client(pool.url) as mill:
+        job = await mill.submit(prompt())
+        await begun(job)
+        # Of nobody: it keeps its data, as in a failover that is being decided.
+        admin.replicaof("127.0.0.1", free_port())
+        try:
+            with pytest.raises(RedisUnsuitable, match=r"replica.*primary"):
+                await mill.submit(prompt("refused"))
+            with pytest.raises(RedisUnsuitable, match="replica"):
+                async with Client(pool.url):
+                    pass
+            assert findings(pool.url)["role"]["severity"] == "error"
+            await Load(pool).is_calm()
+        finally:
+            admin.replicaof("NO", "ONE")
+        assert (await job.result(timeout=30)).text == TEXT
+    await serves(pool.url)
+
+
+async def test_a_server_without_connections_left(pool, admin) -> None:
+    before = admin.config_get("maxclients")["maxclients"]
+    used = admin.info("clients")["connected_clients"]
+    admin.config_set("maxclients", used)
+    try:
+        with pytest.raises(RedisUnavailable, match=r"maxclients"):
+            async with Client(pool.url):
+                pass
+        done = command("jobs", url=pool.url)
+        assert (done.returncode, "maxclients" in done.stderr) == (3, True)
+        found = findings(pool.url)["access"]
+        assert (found["severity"], "maxclients" in found["message"]) == ("error", True)
+        await Load(pool).is_calm()
+    finally:
+        admin.config_set("maxclients", before)
+    await serves(pool.url)
+
+
+async def test_eviction_and_missing_persistence_are_named(pool, admin) -> None:
+    admin.config_set("maxmemory", "1gb")
+    admin.config_set("maxmemory-policy", "allkeys-lru")
+    admin.config_set("appendonly", "no")
+    try:
+        found = findings(pool.url)
+        assert found["maxmemory-policy"]["severity"] == "error"
+        assert "noeviction" in found["maxmemory-policy"]["cure"]
+        assert found["persistence"]["severity"] == "warning"
+        assert "appendonly yes" in found["persistence"]["cure"]
+    finally:
+        admin.config_set("appendonly", "yes")
+        admin.config_set("maxmemory", 0)
+        admin.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_a_slow_subscriber_that_is_cut_off_misses_nothing(pool, admin) -> None:
+    async with Client(pool.url) as mill:
+        job = await mill.submit(prompt())
+        stream = job.stream()
+        texts = [(await anext(stream)).text]
+        for client in admin.client_list(_type="pubsub"):
+            if client["sub"] == "1" and "wake" not in client["name"]:
+                admin.client_kill_filter(_id=client["id"])
+        async for delta in stream:
+            texts.append(delta.text)
+        assert "".join(texts) == TEXT
+
+
+async def test_a_server_that_loads_its_data_is_waited_for(pool, server, admin) -> None:
+    with admin.pipeline(transaction=False) as pipe:
+        for i in range(30_000):
+            pipe.set(f"ballast:{i}", "x", ex=600)
+        pipe.execute()
+    async with Client(pool.url) as mill:
+        job = await mill.submit(prompt())
+        await begun(job)
+        server.kill()
+        server.extra = (*server.extra, "--key-load-delay", "100")
+        server.start(wait=False)
+        await wait_until(lambda: _is_loading(admin), timeout_s=10)
+        done = command("jobs", url=pool.url)
+        load = Load(pool)
+        found = findings(pool.url)
+        if done.returncode:
+            assert "loading its data" in done.stderr
+        assert found["loading"]["severity"] == "warning"
+        await load.is_calm()
+        admin.config_set("key-load-delay", 0)
+        assert (await job.result(timeout=40)).text == TEXT
+
+
+def _is_loading(admin: redis.Redis) -> bool:
+    try:
+        return str(admin.info().get("loading")) == "1"
+    except redis.RedisError:
+        return False

@@ -1,0 +1,72 @@
+"""Faults for worker processes under test. Python loads this at their start when this
+directory is on PYTHONPATH; the product knows nothing of it.
+
+STEP_DELAY_MS makes each step that much longer. POISON=1 makes a step hang, or end the
+process, while a prompt with one of the marks below is in the engine.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+HANGS = b"<hang>"
+KILLS = b"<kill>"
+CRASHES = b"<crash>"
+
+
+class Injected:
+    """An engine around the real one."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._prompts = {}
+        self._delay_s = float(os.environ.get("STEP_DELAY_MS", "0")) / 1000.0
+        self._poison = os.environ.get("POISON") == "1"
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def add(self, request):
+        self._engine.add(request)
+        ids = [one for one in request.token_ids if one < 256]
+        self._prompts[request.id] = bytes(ids)
+
+    def cancel(self, request_id):
+        self._prompts.pop(request_id, None)
+        return self._engine.cancel(request_id)
+
+    def step(self):
+        if self._poison:
+            for prompt in self._prompts.values():
+                _suffer(prompt)
+        time.sleep(self._delay_s)
+        output = self._engine.step()
+        for finished in output.finished:
+            self._prompts.pop(finished.request_id, None)
+        return output
+
+
+def _suffer(prompt):
+    if HANGS in prompt:
+        time.sleep(3600)
+    elif KILLS in prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif CRASHES in prompt:
+        ctypes.string_at(0)
+
+
+def _inject():
+    from tokenmill.workers.engine_thread import EngineThread
+
+    made = EngineThread.__init__
+
+    def with_faults(self, engine, *arguments, **options):
+        made(self, Injected(engine), *arguments, **options)
+
+    EngineThread.__init__ = with_faults
+
+
+if "work" in sys.orig_argv and {"STEP_DELAY_MS", "POISON"} & os.environ.keys():
+    _inject()
