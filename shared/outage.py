@@ -39,6 +39,11 @@ class Outage:
         """Whether the last call to Redis failed."""
         return self._since is not None
 
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted; 0 when there is none."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
     def failed(self, where: str | None, error: BaseException) -> None:
         """Notes a failed call; only the first of an outage is logged.
 

@@ -96,6 +96,10 @@ def connect(
         "retry": retry,
         "retry_on_error": [exceptions.ConnectionError, exceptions.TimeoutError],
         "protocol": 2,
+        # Nothing to be said at the greeting: a server that has no room for clients is
+        # then heard, and Redis 6.2 does not know the command.
+        "lib_name": None,
+        "lib_version": None,
         "decode_responses": False,
         "max_connections": max_connections,
         "timeout": socket_timeout_s,

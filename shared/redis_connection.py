@@ -21,11 +21,23 @@ from redis.asyncio.connection import (
     UnixDomainSocketConnection,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.typing import EncodableT
 
+_LAST_WORDS_S = 0.2
+
 
 class _CancellableSend(AbstractConnection):
+    async def on_connect(self) -> None:
+        """Greets the server. A health check amid the greeting is never due: refused by
+        a server without room for clients, it would connect again from within, and
+        again.
+        """
+        now = asyncio.get_running_loop().time()
+        self.next_health_check = now + self.health_check_interval
+        await super().on_connect()
+
     def pack_command(self, *args: EncodableT) -> list[bytes]:
         """Returns a command as bytes for the wire."""
         name, *rest = args
@@ -58,12 +70,22 @@ class _CancellableSend(AbstractConnection):
             await self.disconnect(nowait=True)
             raise RedisTimeoutError("Timeout writing to socket") from None
         except OSError as error:
+            reason = await self._last_words() or f"Error writing to socket: {error}"
             await self.disconnect(nowait=True)
-            raise RedisConnectionError(f"Error writing to socket: {error}") from error
+            raise RedisConnectionError(reason) from error
         except BaseException:
             # Half a command may be out: nobody must use this connection again.
             await self.disconnect(nowait=True)
             raise
+
+    async def _last_words(self) -> str:
+        """Returns what the server said before it closed; a full one says why."""
+        try:
+            await self.read_response(timeout=_LAST_WORDS_S, disconnect_on_error=False)
+        except RedisError as error:
+            said = str(error)
+            return said if "max number of clients" in said else ""
+        return ""
 
 
 class _TcpConnection(_CancellableSend, Connection):

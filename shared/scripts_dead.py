@@ -8,7 +8,7 @@ from redis.exceptions import ResponseError
 
 from .errors import ProtocolError
 from .redis import translate
-from .script_runner import ScriptRunner, chunks, number, text
+from .script_runner import Argument, ScriptRunner, chunks, number, text
 
 MOST_LETTERS: Final = 10_000
 """Dead letters that a shard keeps; the scripts drop the oldest beyond."""
@@ -66,7 +66,8 @@ class DeadScripts(ScriptRunner):
         """
         k, removed = self._keys, 0
         for chunk in chunks(letters):
-            keys, args = [k.dead], list[str | bytes | int | float]()
+            keys = [k.dead]
+            args: list[Argument] = [len(chunk)]
             for letter in chunk:
                 job_id = letter.job_id
                 names = (k.job(job_id), k.input(job_id), k.output(job_id))

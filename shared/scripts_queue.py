@@ -50,9 +50,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class QueueScripts(ScriptRunner):
     """The producer's side of the protocol."""
 
-    async def enqueue(
-        self, jobs: Sequence[NewJob], _: object = None
-    ) -> list[EnqueueReply]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueReply]:
         """Records jobs. Safe to repeat with the same ids.
 
         Args:

@@ -7,12 +7,16 @@ import redis.asyncio
 from redis import exceptions
 
 from .errors import RedisUnavailable, RedisUnsuitable
+from .keys import POOL
 from .redis import Finding, translate
 
 OLDEST_VERSION: Final = (6, 2)
 """XADD NOMKSTREAM and ZRANGEBYSCORE in scripts as we use them came with 6.2."""
 
 _NEARLY: Final = 0.9
+_TRIAL: Final = (
+    "redis.call('PUBLISH', 'tm:trial', '') return redis.call('EXISTS', KEYS[1])"
+)
 _LAST_WRITES: Final = {
     "rdb_last_bgsave_status": "snapshot",
     "aof_last_write_status": "append-only file",
@@ -184,7 +188,7 @@ async def check_server(client: redis.asyncio.Redis) -> list[Finding]:
     ]
 
 
-async def require_usable(client: redis.asyncio.Redis) -> None:
+async def require_usable(client: redis.asyncio.Redis, *, serving: bool = False) -> None:
     """Refuses a server that can never serve: too old, or a replica.
 
     One that is still loading its data answers here; it will be there. Eviction and
@@ -192,6 +196,8 @@ async def require_usable(client: redis.asyncio.Redis) -> None:
 
     Args:
         client: As from `connect`.
+        serving: Also try what a part of the pool cannot do without: it would wait for
+            ever for a permission, where a producer's first command says it.
 
     Raises:
         RedisUnavailable: No answer.
@@ -207,3 +213,6 @@ async def require_usable(client: redis.asyncio.Redis) -> None:
     for found in (_version_finding(info), _role_finding(info)):
         if found.severity == "error":
             raise RedisUnsuitable(f"{found.message}; {found.cure}")
+    if serving and not _loading_finding(info):
+        with translate():
+            await client.eval(_TRIAL, 1, POOL)  # type: ignore[misc]

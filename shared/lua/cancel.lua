@@ -27,7 +27,7 @@
 local AT = 12
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'tenant', 'tokens', 'bytes',
-  'entry', 'entry_key', 'bucket', 'lane', unpack(CREDIT_FIELDS),
+  'entry', 'entry_key', unpack(CREDIT_FIELDS),
 }
 local WAITING = { queued = true, delayed = true, retrying = true }
 local id, now, credit = ARGV[1], now_ms(), new_credit()
@@ -49,7 +49,7 @@ redis.call('ZREM', KEYS[3], id)
 if job.entry_key ~= '' then
   redis.pcall('XDEL', KEYS[11], job.entry)
   if job.state == 'queued' and job.entry_key ~= KEYS[8] then
-    refresh_lane(KEYS[5], KEYS[11], job.class .. ':' .. job.bucket .. ':' .. job.lane)
+    refresh_lane(KEYS[5], KEYS[11])
   end
 end
 if job.state == 'dispatched' then

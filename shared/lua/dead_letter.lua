@@ -20,6 +20,6 @@ end
 redis.pcall('XDEL', KEYS[1], ARGV[1])
 redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', DEAD_LENGTH, '*', unpack(copy))
 if ARGV[3] ~= '' then
-  refresh_lane(KEYS[3], KEYS[1], ARGV[3])
+  refresh_lane(KEYS[3], KEYS[1])
 end
 return 1

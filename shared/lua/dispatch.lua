@@ -31,7 +31,7 @@ local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 5, 8, 7, 3
 local WORK_KEEP_MS = 3600000 -- a work stream nobody fills any more goes by itself
 local FIELDS = {
   'state', 'epoch', 'owner', 'batch', 'deadline', 'tokens', 'bytes', 'class', 'tenant',
-  'entry', 'entry_key', 'bucket', 'lane', 'v',
+  'entry', 'entry_key', 'v',
 }
 local group, batch, count = ARGV[2], ARGV[3], tonumber(ARGV[5])
 local now, replies, lanes, leases = now_ms(), {}, {}, {}
@@ -152,7 +152,7 @@ local function dispatch(a, k)
     'entry', entry, 'entry_key', KEYS[6]
   )
   if KEYS[k + 3] ~= KEYS[7] then
-    lanes[KEYS[k + 3]] = job.class .. ':' .. job.bucket .. ':' .. job.lane
+    lanes[KEYS[k + 3]] = true
   end
   leases[#leases + 1] = until_ms
   leases[#leases + 1] = id
@@ -174,8 +174,8 @@ if took then
   redis.call('ZADD', KEYS[4], unpack(leases))
   save_credit(KEYS[5], taken, -1)
   redis.call('PEXPIRE', KEYS[6], WORK_KEEP_MS)
-  for stream, member in pairs(lanes) do
-    refresh_lane(KEYS[3], stream, member)
+  for stream in pairs(lanes) do
+    refresh_lane(KEYS[3], stream)
   end
   save_load(KEYS[2], now)
 end

@@ -10,6 +10,7 @@
 --      (written, but the job is to be stopped).
 --include clock
 --include record
+--include refused
 --include credit
 local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 4, 3, 3
 local FIELDS = {
@@ -17,7 +18,7 @@ local FIELDS = {
   unpack(CREDIT_FIELDS),
 }
 local group, replies, jobs = ARGV[1], {}, {}
-local credit, wrote = new_credit(), false
+local credit, wrote, weights = new_credit(), false, nil
 
 -- Which choice a delta is of. Only jobs with several are looked into.
 local function choice_of(job, delta)
@@ -47,7 +48,8 @@ local function first_delta(key, job, delta)
     job.first_ms = string.format('%.0f', now_ms())
   end
   if job.weights == '' then
-    job.weights = redis.call('HGET', KEYS[1], 'weights_version') or ''
+    weights = weights or redis.call('HGET', KEYS[1], 'weights_version') or ''
+    job.weights = weights
   end
   redis.call(
     'HSET', key, 'credit_tokens_back', job.credit_tokens_back, 'first_ms', job.first_ms,
@@ -72,7 +74,7 @@ local function emit(a, k)
   if type(written) == 'table' then
     if string.find(written.err, 'equal or smaller', 1, true) then
       return 'duplicate'
-    elseif string.find(written.err, 'OOM', 1, true) and not wrote then
+    elseif refuses_writes(written.err) and not wrote then
       return written
     end
     return 'lost'

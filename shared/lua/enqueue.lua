@@ -45,6 +45,7 @@
 --      invalid    a fact is wrong; nothing was recorded; detail names it
 --include clock
 --include load
+--include refused
 --include facts
 --include limits
 local KEYS_HEAD, KEYS_WIDTH, WIDTH = 8, 4, 2
@@ -96,22 +97,19 @@ local function place(job, k)
   if job.due then
     return redis.pcall('ZADD', KEYS[5], job.due, job.id)
   end
-  local entry = {
-    'id', job.id, 'tokens', job.tokens, 'max_tokens', job.max_tokens,
-    'priority', job.priority, 'deadline', job.deadline, 'tenant', job.tenant,
-    'bytes', job.bytes,
-  }
-  if job.v ~= 1 then
-    entry[#entry + 1], entry[#entry + 2] = 'v', job.v
-  end
-  return redis.pcall('XADD', KEYS[k + 3], '*', unpack(entry))
+  -- Always the same fields in the same order: a stream then packs their names away.
+  return redis.pcall(
+    'XADD', KEYS[k + 3], '*', 'id', job.id, 'tokens', job.tokens,
+    'max_tokens', job.max_tokens, 'priority', job.priority, 'deadline', job.deadline,
+    'tenant', job.tenant, 'bytes', job.bytes
+  )
 end
 
 -- What has its default is left out: a record is a small packed list while it waits.
 local function record(job, k, payload, entry)
   local fields = {
     'state', job.due and 'delayed' or 'queued', 'tokens', job.tokens,
-    'class', job.class, 'tenant', job.tenant, 'bucket', job.bucket, 'lane', job.lane,
+    'class', job.class, 'tenant', job.tenant, 'bucket', job.bucket,
     'max_tokens', job.max_tokens, 'seed', job.seed, 'enqueued_ms', now,
     'bytes', job.bytes, 'hash', job.hash,
   }
@@ -179,7 +177,7 @@ end
 for i = 1, count do
   local status, id, wait, detail = enqueue(i)
   if status == 'error' then
-    if #recent == 0 and string.find(detail, 'OOM', 1, true) then
+    if #recent == 0 and refuses_writes(detail) then
       return redis.error_reply(detail) -- nothing is written yet: refuse the whole call
     end
     status, detail = 'invalid', 'keys: ' .. detail

@@ -2,8 +2,8 @@
 -- The state of such a job never changes; the mark is for people, and keeps a second
 -- requeue from making a second job.
 --
--- KEYS one for each job: job hash
--- ARGV one for each job: id of the new job
+-- KEYS 1 and on: job hash, one for each job
+-- ARGV 1 and on: id of the new job, one for each
 -- Returns one for each job: the id that is noted, or '' when the record is gone.
 --include record
 local replies = {}

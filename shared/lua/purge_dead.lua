@@ -4,7 +4,7 @@
 -- KEYS 1 dlq  stream  dead letters
 --      then three for each letter: job hash, in string, out string (the stream again,
 --      three times, for a letter that is of no job)
--- ARGV two for each letter: its stream id, job id or ''
+-- ARGV 1 number of letters; then two for each: its stream id, job id or ''
 -- Returns one for each letter: 1 when it was there, else 0.
 --include clock
 --include record
@@ -27,8 +27,8 @@ local function let_go(k)
   end
 end
 
-for i = 1, #ARGV / 2 do
-  local letter, id = ARGV[2 * i - 1], ARGV[2 * i]
+for i = 1, tonumber(ARGV[1]) do
+  local letter, id = ARGV[2 * i], ARGV[2 * i + 1]
   local found = redis.pcall('XRANGE', KEYS[1], letter, letter)
   replies[i] = 0
   -- The letter must be that job's own: else a caller could shorten another's time.

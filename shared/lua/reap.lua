@@ -97,8 +97,7 @@ local function detach(at, job)
   if job.entry_key ~= '' then
     redis.pcall('XDEL', KEYS[at + 8], job.entry)
     if job.state == 'queued' and job.entry_key ~= KEYS[10] then
-      local member = job.class .. ':' .. job.bucket .. ':' .. job.lane
-      refresh_lane(KEYS[6], KEYS[at + 8], member)
+      refresh_lane(KEYS[6], KEYS[at + 8])
     end
   end
   if ACTIVE[job.state] then

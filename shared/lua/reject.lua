@@ -21,7 +21,7 @@
 local AT = 8
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'class', 'tenant',
-  'tokens', 'bytes', 'entry', 'entry_key', 'bucket', 'lane',
+  'tokens', 'bytes', 'entry', 'entry_key',
 }
 if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then
   return 'fenced'
@@ -38,7 +38,7 @@ end
 redis.pcall('XDEL', KEYS[7], job.entry)
 redis.call('ZREM', KEYS[2], id)
 if job.entry_key ~= KEYS[6] then
-  refresh_lane(KEYS[4], KEYS[7], job.class .. ':' .. job.bucket .. ':' .. job.lane)
+  refresh_lane(KEYS[4], KEYS[7])
 end
 count_drained(job)
 conclude(AT, id, job, now, {

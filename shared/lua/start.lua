@@ -12,6 +12,7 @@
 --      of earlier epochs. Status: started (again when repeated), lost, cancelled.
 --include clock
 --include record
+--include refused
 local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 3, 3, 2, 4
 local FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'seed', 'class', 'priority', 'tenant',
@@ -35,7 +36,7 @@ end
 local function take(k, job, epoch)
   local made = redis.pcall('XADD', KEYS[k + 4], epoch .. '-0', 'f', '1')
   if type(made) == 'table' and made.err then
-    if string.find(made.err, 'OOM', 1, true) then
+    if refuses_writes(made.err) then
       return made
     end
     return nil

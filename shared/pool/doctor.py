@@ -14,20 +14,24 @@ import redis.exceptions
 
 from ..config import Config
 from ..connection import find_pool
+from ..decode import check_version
 from ..errors import ProtocolError, TokenmillError
-from ..keys import MODELS, POOL, SHARDS
+from ..keys import MODELS, POOL, SHARDS, is_shard
 from ..messages import PoolCard
 from ..redis import Finding, connect, redact_url
 from ..server_check import check_server
 from .checks import registered_checks
 from .embedded import find_server
 from .shard_checks import examine_shard, workers_of
+from .storage_check import examine_storage
 
 _PACKAGES: Final = (
     ("redis", ""),
     ("hiredis", ""),
     ("msgspec", ""),
     ("structlog", ""),
+    ("fsspec", ""),
+    ("s3fs", "s3"),
     ("arq", "scheduler"),
     ("transformers", "scheduler"),
     ("torch", "worker"),
@@ -131,7 +135,9 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
             pipe.smembers(SHARDS)
             raw, names, members = await pipe.execute()
         cards = {name.decode() for name in names}
-        shards = sorted(member.decode() for member in members)
+        known = (member.decode(errors="replace") for member in members)
+        shards = sorted(name for name in known if is_shard(name))
+        card = _card(raw)
         findings = [
             Finding("info", "pool-card", "published")
             if raw
@@ -144,21 +150,30 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
         ]
         findings += [
             await workers_of(client, model, cards, shards)
-            for model in _expected_models(raw, config)
+            for model in _expected_models(card, config)
         ]
+        findings.append(await examine_storage(card, config))
         for shard in shards:
             findings += await examine_shard(client, shard)
-    except (redis.exceptions.RedisError, OSError, ProtocolError) as error:
+    except (redis.exceptions.RedisError, OSError, TokenmillError) as error:
         cure = "check the server"
         return [Finding("error", "pool", f"cannot be read: {error}", cure)]
     return findings
 
 
-def _expected_models(card: bytes | None, config: Config) -> tuple[str, ...]:
+def _card(raw: bytes | None) -> PoolCard | None:
+    if raw is None:
+        return None
+    try:
+        card = msgspec.json.decode(raw, type=PoolCard)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"tm:pool cannot be read: {error}") from error
+    check_version(card.v, POOL)
+    return card
+
+
+def _expected_models(card: PoolCard | None, config: Config) -> tuple[str, ...]:
     """The running pool knows best which models it is to serve."""
     if card is not None:
-        try:
-            return msgspec.json.decode(card, type=PoolCard).models
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"tm:pool cannot be read: {error}") from error
+        return card.models
     return tuple(model.name for model in config.models)

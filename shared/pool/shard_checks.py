@@ -13,6 +13,7 @@ from ..keys import Keys
 from ..redis import Finding
 from ..script_types import EngineCounters, GroupInfo
 from ..scripts import Scripts
+from .queue_checks import examine_queue
 
 STILL_MS: Final = 10_000
 """Jobs that have waited this long with room for them should have been dispatched."""
@@ -63,7 +64,7 @@ async def examine_shard(client: redis.asyncio.Redis, shard: str) -> list[Finding
     if scheduler.severity == "info":
         still = await _standing_still(client, keys, groups)
         findings += [still] if still is not None else []
-    return findings
+    return [*findings, *await examine_queue(client, keys, groups)]
 
 
 async def _now_ms(client: redis.asyncio.Redis) -> int:

@@ -140,7 +140,8 @@ async def forget_dead_groups(client: redis.asyncio.Redis) -> int:
         keys = Keys.of_shard(shard.decode())
         scripts = Scripts(client, keys)
         for name in await client.zrange(keys.groups, 0, -1):
+            # It counts: a job that exhausts a host's memory takes the supervisor along.
             num_jobs += await scripts.forfeit(
-                name.decode(), "its pool was ended", counts=False
+                name.decode(), "its whole pool ended without being stopped"
             )
     return num_jobs

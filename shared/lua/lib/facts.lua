@@ -2,6 +2,8 @@
 -- and the scheduler. A wrong fact is refused by name and harms no other job.
 local MOST_MS = 3155760000000 -- a hundred years; larger is a mistake
 local MOST_SEED = '9223372036854775807'
+-- Asked for many times a job.
+local find, floor, null = string.find, math.floor, cjson.null
 local KNOWN = {
   id = true, hash = true, class = true, tenant = true, priority = true, bucket = true,
   lane = true, tokens = true, max_tokens = true, seed = true, deadline_ms = true,
@@ -11,12 +13,12 @@ local KNOWN = {
 
 local function whole(value, least, most)
   return type(value) == 'number' and value >= least and value <= most
-    and value == math.floor(value)
+    and value == floor(value)
 end
 
 local function is_text(value, pattern, longest)
   return type(value) == 'string' and #value <= longest
-    and string.find(value, pattern) ~= nil
+    and find(value, pattern) ~= nil
 end
 
 -- Names of the shard: what ids begin with, or nil when no shard has this prefix.
@@ -33,7 +35,7 @@ local function wrong_id(id, shard)
   local head = shard.head
   if not head or type(id) ~= 'string' or string.sub(id, 1, #head) ~= head
     or #id < #head + 16 or #id > #head + 40
-    or not string.find(id, '^[a-z0-9]+$', #head + 1) then
+    or not find(id, '^[a-z0-9]+$', #head + 1) then
     return 'id: expected <model>.<partition>.<16 to 40 of a-z and 0-9>, with model and '
       .. 'partition of the shard in the keys'
   end
@@ -115,7 +117,7 @@ local function facts_of(text, payload, shard, now)
   for name, value in pairs(f) do
     if not KNOWN[name] then
       return nil, 'facts: ' .. string.sub(tostring(name), 1, 40) .. ' is not known'
-    elseif value == cjson.null then
+    elseif value == null then
       f[name] = nil
     end
   end

@@ -2,7 +2,7 @@
 local REQUEUE_FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'tenant', 'tokens', 'max_tokens', 'priority',
   'deadline', 'bytes', 'bucket', 'keep_ms', 'idem', 'entry', 'entry_key', 'attempts',
-  'lane', 'lease_losses', 'alone_losses', 'start_losses', 'lost',
+  'lease_losses', 'alone_losses', 'start_losses', 'lost', 'enqueued_ms',
   unpack(CREDIT_FIELDS),
 }
 
@@ -13,7 +13,10 @@ local function requeue(at, id, job, resume_key, kind)
     'priority', job.priority == '' and '0' or job.priority,
     'deadline', job.deadline, 'tenant', job.tenant, 'bytes', job.bytes,
     'class', job.class, 'bucket', job.bucket,
-    'losses', job.lease_losses == '' and '0' or job.lease_losses, 'kind', kind
+    'losses', job.lease_losses == '' and '0' or job.lease_losses, 'kind', kind,
+    -- Its place is that of its enqueue, before all that came later; a delayed job
+    -- begins to wait only now.
+    'enqueued_ms', kind == 'due' and '' or job.enqueued_ms
   )
   redis.call(
     'HSET', KEYS[at], 'state', 'queued', 'owner', '', 'batch', '',

@@ -1,0 +1,43 @@
+"""What `tokenmill doctor` says of the store of large inputs, as reached from here."""
+
+from ..config import Config
+from ..errors import StorageUnavailable
+from ..messages import PoolCard
+from ..redis import Finding
+
+
+async def examine_storage(card: PoolCard | None, config: Config) -> Finding:
+    """Writes to the store and reads from it.
+
+    Args:
+        card: What the pool tells its producers, when there is one.
+        config: This host's settings.
+    """
+    told = card.storage_url if card is not None else None
+    url = told or config.storage.url
+    if url is None:
+        most = card.max_payload_bytes if card is not None else 0
+        most = most or config.limits.max_payload_bytes
+        message = f"none: requests of more than {most} bytes are refused"
+        return Finding("info", "storage", message)
+    if config.storage.url is not None and told != config.storage.url and card:
+        return Finding(
+            "warning",
+            "storage",
+            f"the pool names {told or 'no store'} and the settings here "
+            f"{config.storage.url}",
+            "give all schedulers and the janitor the same storage.url",
+        )
+    from ..storage import Storage
+
+    store = None
+    try:
+        store = Storage(url, max_bytes=config.storage.max_input_bytes)
+        await store.probe()
+    except StorageUnavailable as error:
+        cure = "mount the directory or correct the address, and its credentials in the "
+        return Finding("error", "storage", str(error), f"{cure}environment")
+    finally:
+        if store is not None:
+            store.close()
+    return Finding("info", "storage", f"{url}: reachable and writable from here")
