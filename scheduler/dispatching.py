@@ -110,6 +110,8 @@ class Dispatcher:
         groups = await self._groups.current()
         now_ms = self._clock.now_ms()
         self._room.take_all(self._room.expired(now_ms))
+        if not groups:
+            return self._tick_s  # a plan would give nothing to anybody
         snapshot = Snapshot(
             jobs=self._room.candidates(),
             groups=tuple(groups),

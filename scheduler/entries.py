@@ -110,7 +110,7 @@ def parse_entry(
         tenant=tenant,
         deadline_ms=_number(fields, b"deadline", 0, _MOST) if deadline else None,
         num_bytes=_number(fields, b"bytes", 0, _MOST) if b"bytes" in fields else 0,
-        enqueued_ms=min(int(name.partition("-")[0]), now_ms),
+        enqueued_ms=min(_waits_since(fields, name), now_ms),
         resumed=stream.job_class is None,
         losses=_number(fields, b"losses", 0, _MOST) if b"losses" in fields else 0,
     )
@@ -124,6 +124,14 @@ def _job_class(fields: Mapping[bytes, bytes]) -> JobClass:
         raise ProtocolError(
             f"field class: '{name[:80]}'; expected interactive or bulk"
         ) from None
+
+
+def _waits_since(fields: Mapping[bytes, bytes], entry_id: str) -> int:
+    """When the job began to wait: redelivered ones keep the time of their enqueue."""
+    raw = fields.get(b"enqueued_ms", b"")
+    if raw.isdigit() and len(raw) < 16:
+        return int(raw)
+    return int(entry_id.partition("-")[0])
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:

@@ -162,6 +162,7 @@ def remember(
     queues: Iterable[FairQueue],
     *,
     since_bulk: int,
+    bulk_at_ms: int,
     pushed_ms: Mapping[str, int],
     suspect_had_turn: bool,
     now_ms: int,
@@ -189,6 +190,7 @@ def remember(
             t: at for t, at in served_at.items() if now_ms - at < 2 * OVERDUE_MS
         },
         since_bulk=since_bulk,
+        bulk_at_ms=bulk_at_ms,
         pushed_ms=pushed_ms,
         suspect_had_turn=suspect_had_turn,
     )

@@ -28,7 +28,7 @@ SCAN_PAUSE_S: Final = 0.01
 """Between two parts of a scan: the queue comes first."""
 _ENTRY_FIELDS: Final = (
     *("tokens", "max_tokens", "priority", "deadline", "tenant", "bytes"),
-    *("class", "bucket"),
+    *("class", "bucket", "enqueued_ms"),
 )
 _log = structlog.get_logger(__name__)
 

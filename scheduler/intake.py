@@ -60,6 +60,7 @@ class Intake:
         changed: Set when jobs became ready.
         config: Where inputs are that requests name; after how many lost leases a job
             runs alone.
+        too_new: Told of jobs that only a newer scheduler can read.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Intake:
         max_bytes: int,
         changed: asyncio.Event,
         config: Config,
+        too_new: TooNew,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -95,7 +97,7 @@ class Intake:
         self._changed = changed
         self._isolate_after = config.scheduler.isolate_after_losses
         self._large = LargeInputs(config, self._take_fetched, self._refuse)
-        self._too_new = TooNew(keys.shard)
+        self._too_new = too_new
         self.bell = Bell(self._concerned)
 
         self._named: list[str] = []
@@ -151,8 +153,9 @@ class Intake:
 
     async def _parsed(self, raw: Sequence[RawEntry]) -> list[Entry]:
         entries: list[Entry] = []
+        now_ms = self._clock.now_ms()
         for one in raw:
-            entry = alone(partial(self._entry, *one))
+            entry = alone(partial(self._entry, now_ms, *one))
             if isinstance(entry, Entry):
                 entries.append(entry)
                 continue
@@ -162,9 +165,12 @@ class Intake:
         return entries
 
     def _entry(
-        self, stream: Stream, entry_id: bytes, fields: Mapping[bytes, bytes]
+        self,
+        now_ms: int,
+        stream: Stream,
+        entry_id: bytes,
+        fields: Mapping[bytes, bytes],
     ) -> Entry:
-        now_ms = self._clock.now_ms()
         entry = parse_entry(self._keys, stream, entry_id, fields, now_ms)
         if entry.job_id in self._room and not entry.resumed:
             raise ProtocolError(f"job {entry.job_id} is in a lane already")

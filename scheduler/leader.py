@@ -1,6 +1,7 @@
 """The lease that makes one scheduler of a shard the active one."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -31,13 +32,18 @@ class Leadership:
         """Returns the fence number, or None while another scheduler is active."""
         return await self._scripts.acquire_scheduler(self._owner, self._lease_ms)
 
-    async def wait(self) -> int:
-        """Waits as a standby until this scheduler is the active one."""
+    async def wait(self, answered: Callable[[], None]) -> int:
+        """Waits as a standby until this scheduler is the active one.
+
+        Args:
+            answered: Called whenever Redis has said that another one is.
+        """
         waiting = False
         while True:
             fence = await self.acquire()
             if fence is not None:
                 return fence
+            answered()
             if not waiting:
                 _log.info("standby", shard=self._scripts.keys.shard)
                 waiting = True

@@ -1,12 +1,16 @@
 """What the queue accepts, from the settings into Redis, where `enqueue` reads it."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
 from ..shared.config import Config
-from ..shared.scripts import GroupInfo, Limits, Scripts, TenantLimits
+from ..shared.errors import RedisUnsuitable
+from ..shared.scripts import Limits, Scripts, TenantLimits
+from .groups import GroupReader
+from .snapshot import GroupView
 
 WRITE_EVERY_S: Final = 30.0
 """A flush removes what was written."""
@@ -41,25 +45,32 @@ def limits_of(config: Config, service_ms: int = 0) -> Limits:
     )
 
 
-def least_service_ms(groups: list[GroupInfo]) -> int:
+def least_service_ms(groups: Sequence[GroupView]) -> int:
     """Returns a step of the fastest group: no job takes less. 0 where none is measured.
 
     Args:
         groups: The shard's live groups.
     """
-    steps = [group.step_fit_ms[0] for group in groups if group.step_fit_ms[0] > 0]
+    steps = [group.step_ms for group in groups if group.step_ms > 0]
     return round(min(steps, default=0.0))
 
 
-async def keep_limits(scripts: Scripts, config: Config) -> None:
+async def keep_limits(scripts: Scripts, groups: GroupReader, config: Config) -> None:
     """Writes the limits of one shard, now and whenever they differ, until cancelled.
 
     Args:
         scripts: Of the shard.
+        groups: A reader of its groups that nobody else uses.
         config: The pool's settings.
     """
     while True:
-        limits = limits_of(config, least_service_ms(await scripts.groups()))
-        if await scripts.write_limits(limits):
-            _log.debug("limits_written", shard=scripts.keys.shard)
+        limits = limits_of(config, least_service_ms(await groups.current()))
+        try:
+            if await scripts.write_limits(limits):
+                _log.debug("limits_written", shard=scripts.keys.shard)
+        except RedisUnsuitable as error:
+            # A full server: what waits must be able to leave all the same.
+            _log.warning(
+                "limits_not_written", shard=scripts.keys.shard, error=str(error)
+            )
         await asyncio.sleep(WRITE_EVERY_S)

@@ -20,6 +20,8 @@ from ..shared.config import Config
 from ..shared.errors import ProtocolError
 from ..shared.keys import JANITOR_QUEUE, Keys
 from ..shared.redis import connect
+from ..shared.script_types import DEAD_MS
+from .books import mend_books
 from .housekeeping import forget_groups, mend_orphans, shards, trim
 from .old_inputs import remove_old
 from .outage import REDIS_ERRORS, Outage
@@ -30,6 +32,8 @@ TASK_S: Final = 600
 """Longest run of one task."""
 MINUTES: Final = {0, 10, 20, 30, 40, 50}
 """When orphans are looked for: a scan of every key."""
+DEAD_FIELD: Final = "dead_ms"
+"""Of arq's context: how long dead letters are kept."""
 _log = structlog.get_logger(__name__)
 
 
@@ -43,19 +47,15 @@ def _tell(event: str, keys: Keys, counts: Mapping[str, int]) -> None:
     _log.log(level, event, shard=keys.shard, **counts)
 
 
-def _trim_streams(config: Config) -> Callable[[dict[str, object]], Awaitable[None]]:
-    dead_ms = round(config.retention.dead_s * 1000)
-
-    async def trim_streams(context: dict[str, object]) -> None:
-        """Removes old dead letters and terminal events of every shard."""
-        client = _client(context)
-        for keys in await shards(client):
-            try:
-                _tell("trimmed", keys, await trim(client, keys, dead_ms))
-            except ProtocolError as error:
-                _log.error("not_trimmed", shard=keys.shard, error=str(error))
-
-    return trim_streams
+async def trim_streams(context: dict[str, object]) -> None:
+    """Removes old dead letters and terminal events of every shard."""
+    client = _client(context)
+    dead_ms = cast("int", context.get(DEAD_FIELD, DEAD_MS))
+    for keys in await shards(client):
+        try:
+            _tell("trimmed", keys, await trim(client, keys, dead_ms))
+        except ProtocolError as error:
+            _log.error("not_trimmed", shard=keys.shard, error=str(error))
 
 
 async def remove_groups(context: dict[str, object]) -> None:
@@ -66,10 +66,11 @@ async def remove_groups(context: dict[str, object]) -> None:
 
 
 async def find_orphans(context: dict[str, object]) -> None:
-    """Mends jobs whose record and place disagree, in every shard."""
+    """Mends what disagrees in every shard: jobs with their place, groups with jobs."""
     client = _client(context)
     for keys in await shards(client):
         _tell("orphans_mended", keys, await mend_orphans(client, keys))
+        _tell("books_mended", keys, {"groups": await mend_books(client, keys)})
 
 
 def _remove_inputs(config: Config) -> Callable[[dict[str, object]], Awaitable[None]]:
@@ -103,12 +104,7 @@ def make_worker(url: str, config: Config) -> Worker:
     )
     return Worker(
         cron_jobs=[
-            arq.cron(
-                _trim_streams(config),
-                name="trim_streams",
-                minute={5, 35},
-                run_at_startup=True,
-            ),
+            arq.cron(trim_streams, minute={5, 35}, run_at_startup=True),
             arq.cron(remove_groups, second=30, run_at_startup=True),
             arq.cron(find_orphans, minute=MINUTES, run_at_startup=True),
             arq.cron(
@@ -120,6 +116,7 @@ def make_worker(url: str, config: Config) -> Worker:
         ],
         queue_name=JANITOR_QUEUE,
         redis_pool=pool,
+        ctx={DEAD_FIELD: round(config.retention.dead_s * 1000)},
         handle_signals=False,
         keep_result=0,
         max_tries=1,

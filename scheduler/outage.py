@@ -6,7 +6,7 @@ from typing import Final
 import redis.asyncio
 
 from ..shared.errors import RedisUnavailable
-from ..shared.outage import FIRST_WAIT_S, REDIS_ERRORS, Backoff
+from ..shared.outage import FIRST_WAIT_S, LONGEST_WAIT_S, REDIS_ERRORS, Backoff
 from ..shared.outage import Outage as Connection
 from ..shared.redis import translate
 from ..shared.server_check import require_usable
@@ -15,6 +15,10 @@ __all__ = ["REDIS_ERRORS", "Outage", "require_redis"]
 
 START_S: Final = 10.0
 """Longest wait for the first answer of Redis: an address that is wrong is said soon."""
+BLIP_S: Final = 1.0
+"""In a shorter outage no lease ends: each is renewed thrice in its length."""
+GRACE_S: Final = LONGEST_WAIT_S + 0.5
+"""A worker that tries again this late has reconnected."""
 
 
 async def require_redis(client: "redis.asyncio.Redis") -> None:
@@ -30,7 +34,7 @@ async def require_redis(client: "redis.asyncio.Redis") -> None:
     try:
         with translate():
             async with asyncio.timeout(START_S):
-                await require_usable(client)
+                await require_usable(client, serving=True)
     except RedisUnavailable as error:
         if isinstance(error.__cause__, TimeoutError) and not str(error.__cause__):
             raise RedisUnavailable(
@@ -55,6 +59,13 @@ class Outage:
         """Notes a failure and waits before the next try: full jitter, doubling."""
         self._connection.failed(None, error)
         await self._backoff.wait()
+
+    def grace_s(self) -> float:
+        """Seconds to leave leases alone after an outage that some may have ended in.
+
+        Workers that live renew them as soon as they have reconnected.
+        """
+        return GRACE_S if self._connection.seconds > BLIP_S else 0.0
 
     def over(self) -> None:
         """Notes that Redis answers."""

@@ -1,4 +1,4 @@
-"""Fills groups with jobs, the least loaded first, without asking each for each. Pure."""
+"""Fills groups with jobs, the least loaded first, without asking all for each. Pure."""
 
 import heapq
 from collections.abc import Collection, Sequence
@@ -14,8 +14,6 @@ PROBES: Final = 8
 MAX_RESERVATIONS: Final = 16
 """Groups kept free for large jobs at most, in one plan."""
 
-_FULL: Final = {JobClass.INTERACTIVE: float("inf"), JobClass.BULK: 1.0}
-"""Load at which a group has no room for a class: interactive jobs push bulk out."""
 _Entry = tuple[float, float, str, int]
 _Need = tuple[int, int, int]
 
@@ -72,12 +70,13 @@ class Packer:
 
     def has_room(self, job_class: JobClass) -> bool:
         """Whether anything of this class may still fit anywhere."""
-        most = _FULL[job_class]
+        bulk = job_class is JobClass.BULK
         for heap in self._heaps.values():
-            while heap and self.rooms[heap[0][-1]].exhausted:
-                heapq.heappop(heap)
-            if heap and heap[0][0] < most:
-                return True
+            while heap:
+                room = self.rooms[heap[0][-1]]
+                if not room.exhausted and (not bulk or room.open_to_bulk):
+                    return True
+                heapq.heappop(heap)  # bulk comes last: nobody else will ask for it
         return False
 
     def is_hopeless(self, job: WaitingJob) -> bool:
@@ -136,7 +135,8 @@ class Packer:
     def _place_in(
         self, heap: list[_Entry], job: WaitingJob, spill: bool, most: int | None
     ) -> Room | None:
-        limit = _FULL[job.job_class]
+        # Bulk finds no room where interactive jobs have pushed bulk out.
+        limit = 1.0 if job.job_class is JobClass.BULK else float("inf")
         passed: list[_Entry] = []
         placed: Room | None = None
         while heap and placed is None and (most is None or len(passed) < most):
@@ -171,7 +171,7 @@ class Packer:
         homes = self._tiers(job, self.length(job), spill=False)
         able = [room for room in able if room.view.serves in homes] or able
         if able:
-            emptiest = max(able, key=lambda r: (r.blocks + r.lent_blocks, r.view.group))
+            emptiest = max(able, key=lambda r: (r.blocks + r.bulk_blocks, r.view.group))
             emptiest.reserved = True
             self._reserved.append(emptiest)
 

@@ -8,9 +8,9 @@ prefill budget, running slots or KV blocks.
 from typing import Final
 
 from ..shared.messages import JobClass
-from .fairness import FairQueue, remember
+from .fairness import OVERDUE_MS, FairQueue, remember
 from .packing import Packer
-from .rooms import LONG, SHORT
+from .rooms import LONG, SHORT, Shapes
 from .snapshot import GroupView, Plan, Snapshot, WaitingJob
 from .turns import (
     BULK_PATIENCE_MS,
@@ -39,17 +39,15 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
     before = snapshot.fairness
     turns, pushed = bulk_turns(snapshot.groups, before, now_ms)
     packer = Packer(snapshot.groups, snapshot.short_tokens, turns)
-    by_class, suspects, impossible = _split(snapshot, packer, now_ms)
-    queues = _queues(by_class, snapshot, now_ms)
+    by_class, suspects, impossible = _split(snapshot, packer.shapes, now_ms)
+    queues = _Queues(by_class, snapshot, now_ms)
     ordinary = any(by_class.values())
     alone: list[WaitingJob] = []
     if not (before.suspect_had_turn and ordinary and len(snapshot.groups) == 1):
         alone = place_suspects(suspects, packer, snapshot.groups, now_ms)
     for job in alone:
         queues[job.job_class].charge(job)
-    had_turn = bool(alone) or before.suspect_had_turn
-    given = len(alone)
-    turn = _bulk_turn(by_class, queues[JobClass.BULK], packer, snapshot, now_ms)
+    turn = _bulk_turn(by_class, queues, packer, snapshot, now_ms)
     since_bulk = before.since_bulk
     if turn is not None:
         since_bulk, pushed = 0, {**pushed, turn: now_ms - BULK_PATIENCE_MS}
@@ -59,21 +57,25 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
         wake_in_ms = _hold_ms(by_class[job_class], snapshot, job_class, now_ms)
         if wake_in_ms is not None:
             break  # bulk must not take the room that held interactive jobs will share
-        tokens = _fill(queues[job_class], packer, job_class, left, now_ms)
+        tokens = 0
+        if by_class[job_class] and packer.has_room(job_class):
+            tokens = _fill(queues[job_class], packer, job_class, left, now_ms)
         if job_class is JobClass.INTERACTIVE:
             since_bulk = since_bulk + tokens if by_class[JobClass.BULK] else 0
     batches = packer.result()
-    if ordinary and sum(len(batch.assignments) for batch in batches) == given:
-        ordinary = False  # nobody had the turn that a suspect gave up
+    others = sum(len(batch.assignments) for batch in batches) - len(alone)
+    gave_bulk = any(batch.job_class is JobClass.BULK for batch in batches)
+    gave_up_turn = before.suspect_had_turn and ordinary and not others
     return Plan(
         batches=batches,
         wake_in_ms=wake_in_ms,
         fairness=remember(
             before,
-            queues.values(),
+            queues.built(),
             since_bulk=since_bulk,
+            bulk_at_ms=now_ms if gave_bulk else before.bulk_at_ms,
             pushed_ms=pushed,
-            suspect_had_turn=bool(alone) or (had_turn and not ordinary),
+            suspect_had_turn=bool(alone) or gave_up_turn,
             now_ms=now_ms,
         ),
         impossible=impossible,
@@ -81,13 +83,12 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
 
 
 def _split(
-    snapshot: Snapshot, packer: Packer, now_ms: int
+    snapshot: Snapshot, shapes: Shapes, now_ms: int
 ) -> tuple[_ByClass, list[WaitingJob], tuple[str, ...]]:
-    """Sorts jobs by class, suspects apart.
+    """Sorts jobs by class, suspects apart; names those that no live group could hold.
 
     Expired jobs are left out: the reaper ends them. A job that can no longer make its
-    deadline waits on until then, since rates are estimates. What no live group could
-    hold is named.
+    deadline waits on until then, since rates are estimates.
     """
     by_class: _ByClass = {c: [] for c in JobClass}
     suspects: list[WaitingJob] = []
@@ -95,7 +96,8 @@ def _split(
     for job in snapshot.jobs:
         if job.deadline_ms is not None and job.deadline_ms <= now_ms:
             continue
-        if packer.shapes.impossible(job):
+        large = job.choices > 1 or job.tokens + job.max_tokens > shapes.sure_tokens
+        if large and shapes.impossible(job):
             impossible.append(job.id)
         elif job.alone:
             suspects.append(job)
@@ -104,26 +106,37 @@ def _split(
     return by_class, suspects, tuple(sorted(impossible))
 
 
-def _queues(
-    by_class: _ByClass, snapshot: Snapshot, now_ms: int
-) -> dict[JobClass, FairQueue]:
-    measured = [group.step_ms for group in snapshot.groups if group.step_ms > 0]
-    return {
-        job_class: FairQueue(
-            jobs,
-            snapshot.fairness,
-            snapshot.weights,
-            now_ms,
-            step_ms=min(measured, default=0.0),
-            made_ratio=snapshot.made_ratio.get(job_class, 1.0),
-        )
-        for job_class, jobs in by_class.items()
-    }
+class _Queues:
+    """The order of each class, made when it is asked for."""
+
+    def __init__(self, by_class: _ByClass, snapshot: Snapshot, now_ms: int) -> None:
+        self._by_class = by_class
+        self._snapshot = snapshot
+        self._now_ms = now_ms
+        self._made: dict[JobClass, FairQueue] = {}
+
+    def __getitem__(self, job_class: JobClass) -> FairQueue:
+        if job_class not in self._made:
+            snapshot = self._snapshot
+            steps = (group.step_ms for group in snapshot.groups if group.step_ms > 0)
+            self._made[job_class] = FairQueue(
+                self._by_class[job_class],
+                snapshot.fairness,
+                snapshot.weights,
+                self._now_ms,
+                step_ms=min(steps, default=0.0),
+                made_ratio=snapshot.made_ratio.get(job_class, 1.0),
+            )
+        return self._made[job_class]
+
+    def built(self) -> list[FairQueue]:
+        """Returns those that were asked for."""
+        return list(self._made.values())
 
 
 def _bulk_turn(
     by_class: _ByClass,
-    queue: FairQueue,
+    queues: _Queues,
     packer: Packer,
     snapshot: Snapshot,
     now_ms: int,
@@ -138,9 +151,12 @@ def _bulk_turn(
         return None
     oldest = min(bulk, key=lambda job: (job.enqueued_ms, job.id))
     impatient = now_ms - oldest.enqueued_ms >= BULK_PATIENCE_MS
-    earned = snapshot.fairness.since_bulk >= (BULK_SHARE - 1) * oldest.prefill_tokens
-    if not impatient or not earned:
+    before = snapshot.fairness
+    earned = before.since_bulk >= (BULK_SHARE - 1) * oldest.prefill_tokens
+    overdue = now_ms - max(before.bulk_at_ms, oldest.enqueued_ms) >= OVERDUE_MS
+    if not impatient or not (earned or overdue):
         return None
+    queue = queues[JobClass.BULK]
     job = queue.pop()
     if job is None:
         return None
@@ -149,7 +165,7 @@ def _bulk_turn(
     if room is None:
         packer.reserve(job)
         return None
-    room.lend(lends=False)
+    room.lends = False
     return room.view.group
 
 
@@ -162,7 +178,14 @@ def _fill(
 ) -> int:
     """Places the jobs of one class in order.
 
-    Where groups are bound to lengths, what fits nowhere is added to `left`. Bulk may fill what an interactive job waits for: it makes room at once.
+    Bulk may fill what an interactive job waits for: it makes room at once.
+
+    Args:
+        queue: The order.
+        packer: The groups.
+        job_class: Of the jobs.
+        left: Where groups are bound to lengths, gets what fits nowhere.
+        now_ms: The clock of Redis.
 
     Returns:
         Prompt tokens given out, for each choice.
@@ -179,7 +202,9 @@ def _fill(
             given += job.prefill_tokens
             continue
         missed.append(job)
-        if len(missed) in LOOK_AHEAD and all(map(packer.is_hopeless, queue.remaining())):
+        if len(missed) in LOOK_AHEAD and all(
+            map(packer.is_hopeless, queue.remaining())
+        ):
             break
         if now_ms - job.enqueued_ms >= RESERVE_AFTER_MS:
             # Smaller jobs must not take every block that is given back.

@@ -32,6 +32,8 @@ class Reaper:
         clock: Set by every look.
         max_losses_alone: Leases lost while a job ran alone before it fails.
         dead_ms: How long the record, input and result of a dead letter stay.
+        grace_s: Wait before the first look: after an outage of Redis workers that live
+            renew their leases first.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Reaper:
         clock: RedisClock,
         max_losses_alone: int,
         dead_ms: int,
+        grace_s: float = 0.0,
     ) -> None:
         self._client = client
         self._scripts = scripts
@@ -52,10 +55,12 @@ class Reaper:
         self._clock = clock
         self._max_losses_alone = max_losses_alone
         self._dead_ms = dead_ms
+        self._grace_s = grace_s
         self._full_at = 0.0
 
     async def run(self) -> None:
         """Reaps until cancelled."""
+        await asyncio.sleep(self._grace_s)
         while True:
             wait_s = await self.step()
             await asyncio.sleep(wait_s)

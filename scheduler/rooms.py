@@ -10,6 +10,8 @@ from .snapshot import Assignment, GroupView, WaitingJob
 SPILL_LOAD: Final = 0.25
 """A group bound to the other length class takes a job only while less than this part
 of it is in use."""
+HEADROOM: Final = 16
+"""Where interactive jobs run, bulk leaves one part in this many free for the next."""
 SHORT: Final = "short"
 LONG: Final = "long"
 
@@ -35,10 +37,11 @@ class Room:
 
     __slots__ = (
         "blocks",
+        "bulk_blocks",
+        "bulk_running",
+        "bulk_tokens",
         "closed",
-        "lent_blocks",
-        "lent_running",
-        "lent_tokens",
+        "lends",
         "reserved",
         "running",
         "tokens",
@@ -50,28 +53,25 @@ class Room:
         self.blocks = view.free_blocks
         self.running = view.free_running
         self.tokens = view.free_tokens
-        self.lend(lends=lends)
+        self.bulk_blocks = view.bulk_blocks
+        self.bulk_running = view.bulk_running
+        self.bulk_tokens = view.bulk_tokens
+        self.lends = lends
         self.closed = bool(view.alone)
         """It runs one job alone."""
         self.reserved = False
         """It is kept free for a job that does not fit yet."""
 
-    def lend(self, *, lends: bool) -> None:
-        """Says whether interactive jobs may take what bulk holds here."""
-        view = self.view
-        self.lent_blocks = view.bulk_blocks if lends else 0
-        self.lent_running = view.bulk_running if lends else 0
-        self.lent_tokens = view.bulk_tokens if lends else 0
-
     @property
     def load(self) -> float:
         """The fullest of its three resources, 0 (empty) to 1 (full) and, where
-        interactive jobs have pushed bulk out, beyond."""
+        interactive jobs have pushed bulk out, beyond.
+        """
         view = self.view
         return 1.0 - min(
-            self.blocks / max(view.total_blocks, 1),
-            self.running / max(view.max_running, 1),
-            self.tokens / max(view.batch_tokens, 1),
+            self.blocks / view.total_blocks,
+            self.running / view.max_running,
+            self.tokens / view.batch_tokens,
         )
 
     @property
@@ -82,13 +82,33 @@ class Room:
     @property
     def exhausted(self) -> bool:
         """Whether not even the smallest interactive job fits."""
-        return (
-            self.closed
-            or self.reserved
-            or self.running + self.lent_running <= 0
-            or self.tokens + self.lent_tokens <= 0
-            or self.blocks + self.lent_blocks <= 0
-        )
+        if self.closed or self.reserved:
+            return True
+        if self.lends:
+            return (
+                self.running + self.bulk_running <= 0
+                or self.tokens + self.bulk_tokens <= 0
+                or self.blocks + self.bulk_blocks <= 0
+            )
+        return self.running <= 0 or self.tokens <= 0 or self.blocks <= 0
+
+    @property
+    def open_to_bulk(self) -> bool:
+        """Whether the smallest bulk job may fit."""
+        slots, blocks = self._headroom()
+        return self.running > slots and self.blocks > blocks and self.tokens > 0
+
+    def _headroom(self) -> tuple[int, int]:
+        """Slots and blocks that bulk leaves to the next interactive jobs.
+
+        Without it each of them would have to push bulk out, whose prompt is then
+        computed again. Where no interactive job runs, bulk takes all.
+        """
+        view = self.view
+        if self.running + self.bulk_running >= view.max_running:
+            return 0, 0
+        slots = max(view.max_running // HEADROOM, view.max_running >= 4)
+        return slots, view.total_blocks // HEADROOM
 
     def fits(self, job: WaitingJob) -> bool:
         """Whether the job can go now."""
@@ -98,10 +118,13 @@ class Room:
         if job.alone:
             return self.empty and self.blocks >= view.cost_blocks(job)
         blocks, running, tokens = self.blocks, self.running, self.tokens
-        if job.job_class is JobClass.INTERACTIVE:
-            blocks += self.lent_blocks
-            running += self.lent_running
-            tokens += self.lent_tokens
+        if job.job_class is JobClass.BULK:
+            slots_kept, blocks_kept = self._headroom()
+            running, blocks = running - slots_kept, blocks - blocks_kept
+        elif self.lends:
+            blocks += self.bulk_blocks
+            running += self.bulk_running
+            tokens += self.bulk_tokens
         if running < 1 or view.cost_blocks(job) > blocks:
             return False
         # More choices than the group runs at once go when it is empty, and a prefill
@@ -117,9 +140,9 @@ class Room:
         self.running -= job.choices
         self.tokens -= job.prefill_tokens
         if job.job_class is JobClass.BULK:
-            self.lent_blocks += cost
-            self.lent_running += job.choices
-            self.lent_tokens += job.prefill_tokens
+            self.bulk_blocks += cost
+            self.bulk_running += job.choices
+            self.bulk_tokens += job.prefill_tokens
         self.closed = job.alone
         return Assignment(job.id, job.tokens, cost, job.choices, job.alone)
 
@@ -141,28 +164,19 @@ class Shapes:
     """
 
     def __init__(self, groups: Sequence[GroupView]) -> None:
-        sizes = {
-            (g.total_blocks, g.block_size, g.max_context, g.schema, g.serves): g
-            for g in groups
-            if not g.alone
-        }
-        closed = {
-            (g.total_blocks, g.block_size, g.max_context, g.schema, g.serves): g
-            for g in groups
-            if g.alone
-        }
-        self._open = tuple(sizes.values())
-        self._all = tuple({**closed, **sizes}.values())
+        found: dict[tuple[object, ...], GroupView] = {}
+        for g in groups:
+            key = (g.total_blocks, g.max_context, g.schema, g.serves, g.block_size)
+            if key not in found or found[key].alone:
+                found[key] = g
+        self._all = tuple(found.values())
+        self._open = tuple(view for view in self._all if not view.alone)
         self._bound = any(view.serves != "any" for view in self._all)
-        self._sure = min(map(_sure_tokens, self._all), default=0)
-        self._partial = max((view.block_size for view in self._all), default=0)
+        self.sure_tokens = min(map(_sure_tokens, self._all), default=0)
+        """Prompt and output of one choice that every live group could hold."""
 
     def impossible(self, job: WaitingJob) -> bool:
         """Whether groups that read the job's record are alive and all too small."""
-        # Quick for all but the largest: the last block of a choice is only begun.
-        longest = job.tokens + job.max_tokens + self._partial
-        if job.choices * longest <= self._sure:
-            return False
         if not self._all or any(view.could_hold(job) for view in self._all):
             return False
         return any(view.schema >= job.schema for view in self._all)

@@ -9,7 +9,7 @@ import structlog
 
 from ..shared.config import Config
 from ..shared.keys import WARM, Keys
-from ..shared.messages import JobClass
+from ..shared.messages import SCHEMA_VERSION, JobClass
 from ..shared.scripts import Scripts
 from .bell import listen
 from .cards import CardReader
@@ -18,6 +18,7 @@ from .dispatching import Dispatcher
 from .endings import EndLog
 from .groups import GroupReader
 from .intake import Intake
+from .large_inputs import TooNew
 from .leader import Leadership, LeadershipLost
 from .limits import keep_limits
 from .outage import REDIS_ERRORS, Outage
@@ -61,6 +62,7 @@ class ShardScheduler:
         self._tokenizers = tokenizers
         self._scripts = Scripts(client, self._keys)
         self._outage = Outage(shard)
+        self._too_new = TooNew(shard)
         self._fence: int | None = None
         self._owner = f"s-{secrets.token_hex(8)}"
         self._leadership = Leadership(
@@ -106,7 +108,7 @@ class ShardScheduler:
     async def _once(self) -> None:
         """One turn as standby and leader; whatever ends it, the next starts clean."""
         try:
-            fence = await self._leadership.wait()
+            fence = await self._leadership.wait(self._outage.over)
             if fence != self._fence:
                 _log.info("active", shard=self._keys.shard, fence=fence)
             self._fence = fence
@@ -138,6 +140,8 @@ class ShardScheduler:
         """Runs all parts until one fails. All state is new and starts at entry 0."""
         room, arrivals, clock = WaitingRoom(), ArrivalRate(), RedisClock()
         clock.observe(*await self._client.time())
+        # For `doctor`, which names jobs of a version that this scheduler cannot read.
+        await self._client.hset(self._keys.scheduler, "schema", str(SCHEMA_VERSION))  # type: ignore[misc]
         refuser = Refuser(self._scripts, fence)
         groups = GroupReader(self._client, self._keys)
         dispatcher = self._dispatcher(fence, groups, room, refuser, clock, arrivals)
@@ -152,12 +156,17 @@ class ShardScheduler:
             clock=clock,
             max_losses_alone=self._config.scheduler.max_losses_alone,
             dead_ms=round(self._config.retention.dead_s * 1000),
+            grace_s=self._outage.grace_s(),
         )
         bells = [dispatcher.changed, *(intake.bell for intake in intakes)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle())
             tasks.create_task(self._leadership.keep(fence))
-            tasks.create_task(keep_limits(self._scripts, self._config))
+            tasks.create_task(
+                keep_limits(
+                    self._scripts, GroupReader(self._client, self._keys), self._config
+                )
+            )
             tasks.create_task(listen(self._client, self._keys.bell, bells))
             tasks.create_task(dispatcher.run())
             tasks.create_task(reaper.run())
@@ -198,6 +207,7 @@ class ShardScheduler:
                 max_bytes=self._config.limits.max_payload_bytes,
                 changed=changed,
                 config=self._config,
+                too_new=self._too_new,
             )
             for job_class in JobClass
         ]

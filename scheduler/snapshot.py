@@ -104,6 +104,8 @@ class Fairness(msgspec.Struct, frozen=True, kw_only=True):
     """Tenant -> when it was last given anything."""
     since_bulk: int = 0
     """Interactive tokens given out since bulk had a turn of its own."""
+    bulk_at_ms: int = 0
+    """When bulk was last given anything."""
     pushed_ms: Mapping[str, int] = {}
     """Group -> since when interactive work has held what its bulk was given."""
     suspect_had_turn: bool = False

@@ -1,8 +1,8 @@
-"""Turns of those that would otherwise be passed over: suspects and pushed-out bulk. Pure.
+"""Turns of those who would be passed over: suspects and pushed-out bulk. Pure.
 
-A suspect has lost several leases and may have killed its workers: it runs alone, so that
-no neighbour pays for it. Bulk that was pushed out goes on inside its group as soon as
-interactive work leaves room there; when it leaves none for long, no more is sent.
+A suspect has lost several leases and may have killed its workers: it runs alone, so
+that no neighbour pays for it. Bulk that was pushed out goes on inside its group as soon
+as interactive work leaves room there; when it leaves none for long, no more is sent.
 """
 
 from collections.abc import Mapping, Sequence
