@@ -24,8 +24,9 @@ from ..shared.losses import step_stuck
 from ..shared.outage import REDIS_ERRORS, Outage
 from ..shared.scripts import Scripts
 from .control import Control
+from .ending import Ending, Way
 from .engine_thread import EngineLike, EngineThread
-from .finish import Ending, Recorder, Way
+from .finish import Recorder
 from .intake import Intake
 from .jobs import JobTable
 from .publish import Publisher
@@ -95,6 +96,7 @@ class Worker:
             clock=self._clock,
             buckets=config.pool.buckets,
             limits=config.scheduler,
+            dead_ms=round(config.retention.dead_s * 1000),
         )
         return Publisher(
             scripts=self._scripts,
@@ -240,7 +242,6 @@ class Worker:
                 sys.stderr.flush()
                 os._exit(EXIT_STUCK)
             await asyncio.sleep(every_s)
-
 
     async def give_up(self, reason: str, *, counts: bool) -> None:
         """Ends the leases of what runs here; the process is to end at once after.

@@ -201,7 +201,7 @@ class EchoEngine:
         return StepOutput(deltas=tuple(deltas), finished=tuple(finished))
 
     def _next(self) -> list[tuple[str, _Request]]:
-        """Who runs in the next step: as in a real engine, interactive before bulk."""
+        """Who runs in the next step: interactive before bulk, as with a model."""
         here = list(self._requests.items())
         if len(here) > self._max_running:
             here.sort(key=lambda one: one[1].request.job_class is JobClass.BULK)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -14,19 +13,17 @@ from ..shared.job_line import JOB_EVENT, job_line
 from ..shared.keys import bucket_of
 from ..shared.messages import (
     CANCELLED,
-    EXPIRED,
-    Choice,
     Delta,
     End,
     FinishReason,
-    JobError,
     JobResult,
     Timings,
     Usage,
     encode,
 )
-from ..shared.script_types import EmitItem, EmitStatus, EndState, FinishItem
+from ..shared.script_types import DEAD_MS, EmitItem, EmitStatus, EndState, FinishItem
 from ..shared.scripts import Scripts
+from .ending import RECORDED, Ending, Way
 from .jobs import JobTable, RunningJob
 
 FINISH_BATCH: Final = 128
@@ -34,22 +31,6 @@ FINISH_BATCH: Final = 128
 _RETRY_FIRST_MS: Final = 500
 _RETRY_LONGEST_MS: Final = 30_000
 """Bounds of the jittered wait before a job that met a fault runs again."""
-
-
-class Way(StrEnum):
-    """How a job leaves."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    """Its own fault: never run again."""
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-    FAULT = "fault"
-    """Ours: run again while attempts are left."""
-    RELEASE = "release"
-    """Handed back at no cost, as when draining."""
-
-
 _STATES: Final[Mapping[Way, EndState]] = {
     Way.SUCCEEDED: "succeeded",
     Way.FAILED: "failed",
@@ -58,42 +39,10 @@ _STATES: Final[Mapping[Way, EndState]] = {
     Way.FAULT: "failed",
 }
 """What is recorded; for a fault, once no attempts are left."""
-RECORDED: Final = frozenset(Way) - {Way.FAULT, Way.RELEASE}
-"""Ways that the finish script records."""
 _UNFINISHED: Final = {
     Way.CANCELLED: FinishReason.CANCELLED,
     Way.EXPIRED: FinishReason.EXPIRED,
 }
-_ERRORS: Final = {Way.CANCELLED: CANCELLED, Way.EXPIRED: EXPIRED}
-"""Why, where the way itself says it."""
-
-
-class Ending:
-    """The end of one job here, kept unchanged while it is being written.
-
-    Args:
-        job: The job.
-        way: How it leaves.
-        choices: Its complete output; None takes what was published so far.
-        error: Why, when it failed; a cancelled or expired job has one of its own.
-    """
-
-    __slots__ = ("built", "choices", "error", "job", "way")
-
-    def __init__(
-        self,
-        job: RunningJob,
-        way: Way,
-        *,
-        choices: tuple[Choice, ...] | None = None,
-        error: JobError | None = None,
-    ) -> None:
-        self.job = job
-        self.way = way
-        self.error = error or _ERRORS.get(way)
-        self.choices = choices
-        self.built: tuple[FinishItem, JobResult] | None = None
-        """What is written, made once: a repeated call must not differ."""
 
 
 class Recorder:
@@ -108,6 +57,7 @@ class Recorder:
         clock: Redis time.
         buckets: Bounds of the length buckets, for the log line.
         limits: How many attempts a job has.
+        dead_ms: How long what was given up here is kept.
     """
 
     def __init__(
@@ -121,6 +71,7 @@ class Recorder:
         clock: RedisClock,
         buckets: tuple[int, ...],
         limits: SchedulerConfig,
+        dead_ms: int = DEAD_MS,
     ) -> None:
         self._scripts = scripts
         self._group = group
@@ -130,6 +81,7 @@ class Recorder:
         self._clock = clock
         self._buckets = buckets
         self._limits = limits
+        self._dead_ms = dead_ms
         self._log = structlog.get_logger().bind()
         self.num_ended = 0
         """Jobs that have left in any way."""
@@ -281,6 +233,7 @@ class Recorder:
             max_attempts=self._limits.max_attempts,
             result=item.result,
             end=item.end,
+            dead_ms=self._dead_ms,
         )
         self._table.remove(job)
         self.num_ended += 1

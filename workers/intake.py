@@ -15,9 +15,9 @@ from ..shared.messages import JobError, JobRequest
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import Started, StartItem
 from ..shared.scripts import Scripts
+from .ending import Ending, Way
 from .engine.request import EngineRequest
 from .engine_thread import job_error
-from .finish import Ending, Way
 from .jobs import JobTable, RunningJob
 from .resume import completed, engine_request, read_request
 

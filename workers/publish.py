@@ -20,8 +20,9 @@ from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import EmitItem
 from ..shared.scripts import Scripts
 from .buffering import Buffer, Sealed
+from .ending import RECORDED, Ending
 from .engine.request import TokenDelta
-from .finish import FINISH_BATCH, RECORDED, Ending, Recorder
+from .finish import FINISH_BATCH, Recorder
 from .jobs import JobTable, Progress, RunningJob
 from .outage import is_refusal
 

@@ -7,9 +7,9 @@ import structlog
 
 from ..shared.clock import RedisClock
 from ..shared.messages import Choice
+from .ending import Ending, Way
 from .engine.request import EngineRequest, Finished, StepOutput, TokenDelta
 from .engine_thread import EngineThread, Fault, Refused, Report
-from .finish import Ending, Way
 from .jobs import JobTable, RunningJob
 from .publish import MAX_BUFFERED_TOKENS, Publisher
 

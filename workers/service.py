@@ -167,12 +167,12 @@ async def _reach(client: "redis.asyncio.Redis") -> None:
     backoff = Backoff()
     for _ in range(_CONNECT_TRIES - 1):
         try:
-            await require_usable(client)
+            await require_usable(client, serving=True)
         except RedisUnavailable:
             await backoff.wait()
         else:
             return
-    await require_usable(client)
+    await require_usable(client, serving=True)
 
 
 class _Signals:

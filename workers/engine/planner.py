@@ -85,6 +85,21 @@ def left_first(running: Iterable[Sequence], left: Iterable[Sequence]) -> list[Se
     return sorted(running, key=lambda sequence: rank.get(id(sequence), len(rank)))
 
 
+def left_parts_first(plan: Plan, left: Iterable[Sequence]) -> Plan:
+    """Returns a plan of which only the beginning can run, in fair order: what the last
+    step left out, then the rest, in each part bulk last. So no prompt waits for long
+    behind decode rows, nor they behind it. Prompts of bulk come last in any case.
+    """
+    waited = {id(sequence) for sequence in left}
+
+    def rank(part: PlannedSlice) -> tuple[bool, bool]:
+        is_bulk = part.sequence.urgency[0] > INTERACTIVE_RANK
+        may_wait = is_bulk and part.length > 1
+        return may_wait or id(part.sequence) not in waited, is_bulk
+
+    return tuple(sorted(plan, key=rank))
+
+
 def cut(plan: Plan, num_tokens: int) -> Plan:
     """Returns the beginning of a plan.
 

@@ -7,7 +7,16 @@ import structlog
 
 from ...shared.errors import EngineError
 from .batch import ModelRunner
-from .planner import Plan, PlannedSlice, cut, halve, left_first, num_tokens, pack
+from .planner import (
+    Plan,
+    PlannedSlice,
+    cut,
+    halve,
+    left_first,
+    left_parts_first,
+    num_tokens,
+    pack,
+)
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -87,9 +96,10 @@ class StepLimit:
 
     def apply(self, plan: Plan) -> Plan:
         """Returns as much of a plan as the limit allows."""
-        self._left = []
+        left, self._left = self._left, []
         if self._tokens is None:
             return plan
+        plan = left_parts_first(plan, left)
         kept = cut(plan, self._tokens)
         self._leave_out(plan[len(kept) :])
         return kept
