@@ -1,7 +1,8 @@
 """Kills, stops and cuts everything while thousands of streams run; loses nothing.
 
     python bench/chaos.py [--minutes 5] [--seed 1] [--jobs 2000] [--workers 2]
-                          [--engine model|echo:5] [--every 4.5] [--keep DIRECTORY]
+                          [--engine model|echo:5] [--every 4.5] [--faults a,b]
+                          [--patience 600] [--keep DIRECTORY]
 
 Redis with `appendfsync always`, workers, a scheduler and its standby, producers,
 subscribers and a canceller are a process each; half of them reach Redis through a
@@ -163,6 +164,13 @@ def parse() -> tuple[Options, Path | None]:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--engine", default="model", help="model, echo or echo:<ms>")
     parser.add_argument("--every", type=float, default=4.5, help="seconds a fault")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=600.0,
+        help="seconds until all must have ended",
+    )
+    parser.add_argument("--faults", default="", help="a,b,…: the kinds of one deck")
     parser.add_argument("--keep", type=Path, help="keep data and logs there")
     given = parser.parse_args()
     options = Options(
@@ -172,6 +180,8 @@ def parse() -> tuple[Options, Path | None]:
         workers=given.workers,
         engine=given.engine,
         every_s=given.every,
+        patience_s=given.patience,
+        kinds=tuple(kind for kind in given.faults.split(",") if kind),
     )
     return options, given.keep
 

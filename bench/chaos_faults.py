@@ -42,6 +42,10 @@ class Injector:
 
     def _hit(self, fault: Fault, what: str, how: str) -> None:
         part, index = self._part(what, fault.target)
+        if what == "worker" and not self._pool.serves(index):
+            # It still loads: hit again and again, it would never work.
+            self._ledger.skipped[fault.kind] += 1
+            return
         held = self._held_soon(index) if what == "worker" else ()
         away_s = fault.for_s if what == "redis" else 0.5
         done = (
@@ -75,6 +79,8 @@ class Injector:
             "redis": [self._pool.redis],
         }[what]
         index = target % len(group)
+        if what == "worker" and not self._pool.serves(index):
+            index = (index + 1) % len(group)
         return group[index], index
 
     def _held_soon(self, worker: int) -> tuple[str, ...]:

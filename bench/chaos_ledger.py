@@ -35,7 +35,8 @@ class Ledger:
 def recoveries_s(ledger: Ledger, truth: Truth) -> dict[str, list[float]]:
     """Seconds from each fault to the next progress, by kind.
 
-    For a worker it is, of each job that ran there, the next token its subscriber has;
+    For a worker it is, of each interactive job that ran there, the next token that its
+    subscriber has (bulk waits for its turn, by design);
     for a scheduler the next dispatch; for a subscriber its own next token; else the
     next token of any job.
     """
@@ -56,7 +57,12 @@ def recoveries_s(ledger: Ledger, truth: Truth) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for blow in ledger.blows:
         if blow.held:
-            timelines = [sorted(by_job[job_id]) for job_id in blow.held]
+            timelines = [
+                sorted(by_job[job_id])
+                for job_id in blow.held
+                if job_id in truth.jobs
+                and truth.jobs[job_id].record.get("class") == "interactive"
+            ]
         elif blow.kind.startswith("worker"):
             timelines = []  # it ran nothing: there is nothing to recover
         elif blow.kind.startswith("scheduler"):

@@ -74,9 +74,13 @@ def make_faults(
         kinds: What a deck holds; empty is `KINDS`.
     """
     rng = random.Random(f"faults {seed}")
+    unknown = sorted(set(kinds) - KINDS.keys())
+    if unknown:
+        raise SystemExit(f"no such faults: {unknown}; there are {sorted(KINDS)}")
     deck = list(kinds) or [kind for kind, count in KINDS.items() for _ in range(count)]
     faults: list[Fault] = []
-    at_s, cards = every_s / 2, []
+    cards: list[str] = []
+    at_s = every_s / 2
     while at_s < seconds:
         if not cards:
             cards = rng.sample(deck, len(deck))

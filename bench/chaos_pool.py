@@ -10,6 +10,8 @@ from pathlib import Path
 
 RESTART_S = 0.5
 """From a process's end until it is started again."""
+NO_REDIS = 3
+"""Exit code of a process that finds no Redis when it starts."""
 
 
 class Part:
@@ -43,6 +45,7 @@ class Part:
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self._expected: tuple[int, ...] = ()
+        self._log_start = 0
         self._continue_at: float | None = None
         self._start_at: float | None = None
 
@@ -52,6 +55,7 @@ class Part:
         self._expected = (0,) if self.once else ()
         self._start_at = None
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.command,
                 env=dict(self._env(self.starts)),
@@ -108,6 +112,8 @@ class Part:
         if self.once and code == 0:
             self.finished = True
             return
+        if code == NO_REDIS and not self._worked():
+            self._expected += (code,)  # it may say so, and is started again
         if code not in self._expected:
             self.surprises.append(f"{self.name} ended by itself with code {code}")
             self._expected += (code,)
@@ -115,6 +121,13 @@ class Part:
             self._start_at = now + RESTART_S
         elif now >= self._start_at:
             self.start()
+
+    def _worked(self) -> bool:
+        """Whether the present incarnation had come as far as its work."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read()
+        return b'"worker_ready"' in text or b'"shard_found"' in text
 
     def end(self, timeout_s: float = 20) -> str | None:
         """Asks it to end, for good; says what was wrong with that."""

@@ -187,13 +187,18 @@ class Pool:
         except (redis.RedisError, OSError):
             return False
 
+    def serves(self, worker: int) -> bool:
+        """Whether a worker's present incarnation takes jobs."""
+        try:
+            with connect(self.port) as client:
+                return bool(client.exists(KEYS.group(self.group_of(worker))))
+        except (redis.RedisError, OSError):
+            return True  # nobody can say; Redis is away
+
     def _serves(self) -> bool:
         with connect(self.port) as client:
-            groups = [client.exists(KEYS.group(self.group_of(n))) for n in self._each()]
-            return all(groups) and bool(client.hget(KEYS.scheduler, "owner"))
-
-    def _each(self) -> range:
-        return range(len(self.workers))
+            active = bool(client.hget(KEYS.scheduler, "owner"))
+        return active and all(self.serves(n) for n in range(len(self.workers)))
 
     def _url_of(self, name: str) -> str:
         """Half of all processes go through the proxy: those with odd numbers."""

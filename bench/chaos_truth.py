@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 from chaos_journal import Line, lines
@@ -16,6 +16,10 @@ from tokenmill.shared.keys import MODELS, POOL, SCRIPTS, SHARDS, WARM, Keys
 KEYS = Keys(MODEL, 0)
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 _CHUNK = 500
+
+Fields = dict[str, str]
+Entry = tuple[str, Fields]
+"""Of a stream."""
 
 
 @dataclass
@@ -65,7 +69,7 @@ def permanent(name: str) -> bool:
 def read_truth(client: "redis.Redis", directory: Path) -> Truth:
     """Reads Redis and the journals."""
     ends: dict[str, list[str]] = defaultdict(list)
-    for _, event in client.xrange(KEYS.done):
+    for _, event in cast("list[Entry]", client.xrange(KEYS.done)):
         ends[event["id"]].append(event["state"])
     submitted: dict[int, set[str]] = defaultdict(set)
     streams: dict[tuple[int, int], list[Line]] = defaultdict(list)
@@ -123,19 +127,19 @@ def leaked_keys(client: "redis.Redis") -> list[str]:
 def books(client: "redis.Redis") -> list[str]:
     """What is not as it must be in an idle shard: counters, leases, credit."""
     wrong = []
-    for field_name, value in client.hgetall(KEYS.load).items():
+    for field_name, value in cast("Fields", client.hgetall(KEYS.load)).items():
         counts = field_name in ("jobs", "tokens", "bytes")
         counts |= field_name.startswith(("class:", "tenant:"))
         if counts and field_name.endswith(("jobs", "tokens", "bytes")) and value != "0":
             wrong.append(f"load counts {field_name} = {value} though nothing waits")
     for name in ("lease", "deadline", "delayed"):
-        left = client.zrange(f"{KEYS.prefix}{name}", 0, 4)
+        left = cast("list[str]", client.zrange(f"{KEYS.prefix}{name}", 0, 4))
         wrong += [f"{name} still holds {job_id}" for job_id in left]
     streams = [KEYS.resume, *client.scan_iter(f"{KEYS.prefix}q:*")]
     streams += client.scan_iter(KEYS.work("*"))
     wrong += [f"{s} has {n} entries" for s in streams if (n := client.xlen(s))]
     for name in client.scan_iter(KEYS.group("*")):
-        wrong += _credit(name, client.hgetall(name))
+        wrong += _credit(name, cast("Fields", client.hgetall(name)))
     return wrong
 
 

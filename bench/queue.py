@@ -137,8 +137,9 @@ def main() -> int:
     peers, missing = chosen_peers(options)
     report: dict[str, object] = {"benchmark": "queue", "machine": machine()}
     sides = rounds(options, peers, report)
+    best = max(sides["tokenmill"], key=rate_of)
     report |= {
-        **max(sides["tokenmill"], key=rate_of),
+        **best,
         "sides": sides,
         "comparisons": compared(sides),
         "not_installed": missing,
@@ -152,8 +153,8 @@ def main() -> int:
 if __name__ == "__main__":
     from harness import finish, machine, show
     from queue_latency import RATE, latency, result_latency
-    from queue_sides import PEERS, Figures, Peer, measure_peer, measure_pool
     from queue_pool import pool
+    from queue_sides import PEERS, Figures, Peer, measure_peer, measure_pool
 
     PROCESSED, IN_ALL = "processed_jobs_per_s", "cpu_us_per_job_in_all"
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Processes of a pool for the queue's benchmarks: Redis, scheduler, workers, clients."""
+"""Processes of a pool for the queue's benchmarks: Redis, scheduler, workers."""
 
 import contextlib
 import json
@@ -84,10 +84,11 @@ def redis_server(*more: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 def answers(url: str) -> bool:
     """Whether a server answers there."""
-    with contextlib.suppress(redis.RedisError):
+    try:
         with redis.Redis.from_url(url, socket_timeout=1) as server:
             return bool(server.ping())
-    return False
+    except redis.RedisError:
+        return False
 
 
 def wait_until(condition: "object", what: str, *, timeout_s: float = _UP_S) -> None:
@@ -123,6 +124,7 @@ def pool(
     engine: str = "echo",
     workers: int = 1,
     standby: bool = False,
+    janitor: bool = False,
     server: Sequence[str] = (),
     **variables: str,
 ) -> Iterator[Pool]:
@@ -132,6 +134,7 @@ def pool(
         engine: Of every worker.
         workers: How many; 0 for none.
         standby: Whether a second scheduler waits.
+        janitor: Whether a janitor cleans up.
         server: Further arguments of the Redis server.
         variables: Further environment variables of scheduler and workers.
     """
@@ -147,6 +150,9 @@ def pool(
         if standby:
             second = process([*schedule, "--standby"], env=env)
             made.parts["standby"] = stack.enter_context(second)
+        if janitor:
+            cleaner = process([*MILL, "janitor", "--url", url], env=env)
+            made.parts["janitor"] = stack.enter_context(cleaner)
         with redis.Redis.from_url(url) as client:
             wait_until(
                 lambda: (
@@ -197,9 +203,7 @@ def rss_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def client(
-    script: str, *arguments: object, **pipes: object
-) -> "subprocess.Popen[str]":
+def client(script: str, *arguments: object, **pipes: object) -> "subprocess.Popen[str]":
     """Starts a script of this folder with these arguments."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     return subprocess.Popen(command, env=environment(), text=True, **pipes)  # type: ignore[call-overload,no-any-return]

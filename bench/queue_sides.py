@@ -178,7 +178,7 @@ def processed(peer: Peer, url: str, jobs: int) -> int:
                 break
             seen, last = now, time.time()
             time.sleep(QUIET_S)
-    return round(jobs / (last - submitted["began"]))
+    return round(jobs / (last - float(submitted["began"])))
 
 
 def num_writes(server: "redis.Redis") -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness import BUSY_LOAD, RESULTS
 from report_plots import plot_mixed, plot_rates
+from report_queue import QUEUE_SECTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 Result = dict[str, Any]
@@ -222,8 +223,13 @@ def page(results: Mapping[str, Result]) -> str:
     """Returns the whole page: known sections in order, then the others."""
     parts = [INTRODUCTION]
     parts += [make(results[name]) for name, make in SECTIONS.items() if name in results]
+    for name, (title, make_queue) in QUEUE_SECTIONS.items():
+        if name in results:
+            text = make_queue(results[name], table)
+            parts.append("\n".join((f"## {title}\n", conditions(results[name]), text)))
+    known = {*SECTIONS, *QUEUE_SECTIONS}
     parts += [
-        plain(name, result) for name, result in results.items() if name not in SECTIONS
+        plain(name, result) for name, result in results.items() if name not in known
     ]
     return "\n".join(parts)
 

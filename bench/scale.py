@@ -2,10 +2,10 @@
 
     python bench/scale.py [--waiting 1000,1000000] [--seconds 15] [--report]
 
-For each level, on a server of its own: jobs of some tenants are enqueued until that many
-wait; then, with the worker stopped, the scheduler's processor time and memory; then,
-with one worker (echo, which answers at once) and a producer that keeps the level, jobs
-dispatched per second, the scheduler's processor time per job, and the times of its
+For each level, on a server of its own: jobs of some tenants are enqueued until that
+many wait; then, with the worker stopped, the scheduler's processor time and memory;
+then, with one worker (echo, which answers at once) and a producer that keeps the level,
+jobs dispatched per second, the scheduler's processor time per job, and the times of its
 step, its plan and its reading, taken inside the process. At the largest level the
 scheduler is killed while a standby waits: time until the standby leads, and until it
 dispatches. The last line is one JSON object.
@@ -38,10 +38,9 @@ from queue_pool import (
     wait_until,
     worker,
 )
+from scale_verdict import changed
 
 SHARD = "tm:{echo:0}:"
-ALIKE = 1.2
-"""From the smallest level to the largest nothing may change by more than this."""
 TAKEOVER_S = 3.0
 WARM_S = 3.0
 """After a worker's start, before anything counts."""
@@ -53,7 +52,7 @@ LIMITS = {
     "TOKENMILL_LIMITS_MAX_WAITING_BYTES": "100000000000",
 }
 SERVER = ("--appendonly", "no")
-"""A million jobs are as many lines of the append-only file, which nothing here reads."""
+"""A million jobs are a gigabyte of append-only file, which nothing here reads."""
 
 
 def arguments() -> argparse.Namespace:
@@ -226,7 +225,9 @@ def takeover(made: Shard) -> dict[str, float]:
         }
 
 
-def measure(level: int, options: argparse.Namespace, *, last: bool) -> dict[str, object]:
+def measure(
+    level: int, options: argparse.Namespace, *, last: bool
+) -> dict[str, object]:
     """All figures of one level."""
     with shard() as made:
         empty = made.used_memory()
@@ -249,32 +250,6 @@ def measure(level: int, options: argparse.Namespace, *, last: bool) -> dict[str,
         if last:
             figures["takeover"] = takeover(made)
         return figures
-
-
-def changed(levels: dict[str, dict[str, object]]) -> tuple[dict[str, float], list[str]]:
-    """The largest level over the smallest, and what grew by too much.
-
-    A plan looks at up to 2,048 jobs and gives out as many as fit: with more waiting it
-    is longer and there are fewer, so its processor time is counted per job given out.
-    """
-    first, last = (levels[k] for k in (min(levels, key=int), max(levels, key=int)))
-    ratios: dict[str, float] = {}
-    problems: list[str] = []
-    for name, sign in (
-        ("dispatched_per_s", -1),
-        ("scheduler_us_per_job", 1),
-        ("plan_us_per_job", 1),
-        ("scheduler_rss_mib", 1),
-    ):
-        if name not in first or name not in last:
-            problems.append(f"{name} was not measured")
-            continue
-        small, large = float(str(first[name])), float(str(last[name]))
-        ratios[name] = round(large / small if small else 1.0, 3)
-        worse = ratios[name] if sign > 0 else 1 / max(ratios[name], 1e-9)
-        if worse > ALIKE:
-            problems.append(f"{name}: {small} at the smallest level, {large} at most")
-    return ratios, problems
 
 
 def main() -> int:

@@ -62,7 +62,7 @@ async def hold(url: str, level: int, tenants: int) -> None:
     load, number = Keys("echo", 0).load, 0
     async with Client(url) as mill, redis.asyncio.Redis.from_url(url) as server:
         while not over.done():
-            waiting = int(await server.hget(load, "jobs") or 0)  # type: ignore[misc]
+            waiting = int(await server.hget(load, "jobs") or 0)
             if waiting >= level + HELD:
                 await asyncio.sleep(0.01)
                 continue

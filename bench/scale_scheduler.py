@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 from tokenmill.scheduler import dispatching
 from tokenmill.scheduler.dispatching import Dispatcher
 from tokenmill.scheduler.loop import serve
+from tokenmill.scheduler.policy import plan
 from tokenmill.scheduler.reading import LaneReader
 from tokenmill.shared.config_load import load_config
 from tokenmill.shared.logging import configure
@@ -67,9 +68,9 @@ def write(file: Path) -> None:
 def main() -> int:
     """Runs the scheduler until SIGTERM."""
     url, file = sys.argv[1], Path(sys.argv[2])
-    dispatching.plan = timed_plan(dispatching.plan)
-    Dispatcher.step = timed("step", Dispatcher.step)  # type: ignore[method-assign]
-    LaneReader.read = timed("read", LaneReader.read)  # type: ignore[method-assign]
+    vars(dispatching)["plan"] = timed_plan(plan)
+    for kind, name in ((Dispatcher, "step"), (LaneReader, "read")):
+        setattr(kind, name, timed(name, getattr(kind, name)))
     signal.signal(signal.SIGUSR1, lambda *_: write(file))
     config = load_config().config
     configure(config.log, "scheduler")

@@ -29,7 +29,7 @@ class Run:
         "prefill_left",
     )
 
-    def __init__(self, job: WaitingJob, output: int, blocks: int, now_ms: float):
+    def __init__(self, job: WaitingJob, output: int, blocks: int, at_ms: float) -> None:
         self.job = job
         self.bulk = job.job_class is JobClass.BULK
         self.blocks = blocks
@@ -37,7 +37,7 @@ class Run:
         self.made = 0
         self.prefill_left = job.tokens
         self.finish_step = -1
-        self.dispatched_ms = now_ms
+        self.dispatched_ms = at_ms
         self.first_ms = NEVER
         self.finished_ms = NEVER
 
@@ -68,7 +68,6 @@ class Group:
         self.free = [total_blocks, max_running, self.batch_tokens]
         self.bulk = [0, 0, 0]
         self.at_ms, self.next_ms = 0.0, NEVER
-        self.busy_ms = 0.0
         self.preemptions = 0
         self._steps, self._ahead, self._step_ms = 0, 0, 0.0
         self._slots, self._blocks = max_running, total_blocks
@@ -78,6 +77,17 @@ class Group:
         self._decoding = 0
         self._order = 0
         self._view: GroupView | None = None
+
+    @property
+    def work(self) -> int:
+        """Tokens that are still to be computed, as of the last step counted."""
+        waiting = (*self._waiting, *self._prefill)
+        ahead = sum(run.prefill_left + run.left for run in waiting)
+        return ahead + sum(
+            step - self._steps
+            for step, _, run in self._decode
+            if run.finish_step == step
+        )
 
     def view(self) -> GroupView:
         """Returns what the policy sees of it."""
@@ -126,7 +136,6 @@ class Group:
 
     def step(self) -> list[Run]:
         """Goes to the end of the present steps; returns the jobs that ended there."""
-        self.busy_ms += self.next_ms - self.at_ms
         self.at_ms = self.next_ms
         self._steps += self._ahead
         ended: list[Run] = []
@@ -164,6 +173,7 @@ class Group:
         self._decoding += 1
 
     def _end(self, run: Run, ended: list[Run]) -> None:
+        run.made, run.left = run.made + run.left, 0
         run.finished_ms = self.at_ms
         self._slots += 1
         self._blocks += run.blocks

@@ -13,10 +13,13 @@ from tokenmill.scheduler.clock import ArrivalRate
 from tokenmill.scheduler.snapshot import Fairness, Plan, Snapshot, WaitingJob
 from tokenmill.scheduler.waiting import Ready, WaitingRoom
 from tokenmill.shared.keys import lane_of
+from tokenmill.shared.messages import JobClass
 
 READ_AHEAD = 256
 """Entries of a lane in memory, as `scheduler.read_ahead`."""
 
+Event = tuple[float, JobClass, str, int]
+"""When, whose and how many tokens: prompt and most output."""
 Policy = Callable[[Snapshot, int], Plan]
 
 
@@ -87,11 +90,12 @@ class Outcome:
         self.ended: list[Run] = []
         self.plan_s: list[float] = []
         self.looked_at: list[int] = []
-        self.arrived: list[tuple[float, str, int]] = []
-        self.dispatched: list[tuple[float, str, int]] = []
+        self.arrived: list[Event] = []
+        self.dispatched: list[Event] = []
         self.end_ms = 0.0
-        self.loads: list[list[float]] = []
-        """Busy part of each group, second by second."""
+        self.preemptions = 0
+        self.loads: list[list[int]] = []
+        """Tokens that each group still has to compute, second by second."""
 
 
 class Simulation:
@@ -104,6 +108,7 @@ class Simulation:
         weights: Of tenants.
         plan_every_ms: Shortest time between two plans: a round trip to Redis.
         short_tokens: Divides the length classes.
+        note_loads: Whether to note how much each group has in hand.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class Simulation:
         weights: Mapping[str, float],
         plan_every_ms: float = 10.0,
         short_tokens: int = 2048,
+        *,
+        note_loads: bool = False,
     ) -> None:
         self._policy = policy
         self._queue = queue
@@ -122,6 +129,7 @@ class Simulation:
         self._weights = weights
         self._every = plan_every_ms
         self._short_tokens = short_tokens
+        self._note_loads = note_loads
         self._events: list[tuple[float, int]] = []
         self._outputs: dict[str, int] = {}
         self._fairness = Fairness()
@@ -133,7 +141,7 @@ class Simulation:
         """Runs until every job has ended, or for so long."""
         coming = iter(arrivals)
         ahead = next(coming, None)
-        second, busy = 1000.0, [0.0] * len(self._groups)
+        second = 1000.0
         while self._now < until_ms:
             if ahead is None and not self._queue.waiting and not self._events:
                 break
@@ -147,28 +155,21 @@ class Simulation:
             self._advance()
             if self._queue.waiting:
                 self._decide()
-            if self._now >= second:
+            if self._note_loads and self._now >= second:
                 second += 1000.0
-                busy = self._note_loads(busy)
+                self.outcome.loads.append([g.work for g in self._groups])
+        self.outcome.preemptions = sum(group.preemptions for group in self._groups)
         self.outcome.end_ms = max(
             (run.finished_ms for run in self.outcome.ended), default=self._now
         )
         return self.outcome
 
-    def _note_loads(self, before: list[float]) -> list[float]:
-        busy = [
-            group.busy_ms + (self._now - group.at_ms if group.next_ms < NEVER else 0.0)
-            for group in self._groups
-        ]
-        loads = [(b - a) / 1000 for a, b in zip(before, busy, strict=True)]
-        self.outcome.loads.append(loads)
-        return busy
-
     def _arrive(self, arrival: Arrival) -> None:
         at, job, output = arrival
         self._outputs[job.id] = output
         self._queue.add(job)
-        self.outcome.arrived.append((at, job.tenant, job.tokens + job.max_tokens))
+        cost = job.tokens + job.max_tokens
+        self.outcome.arrived.append((at, job.job_class, job.tenant, cost))
 
     def _advance(self) -> None:
         """Lets every group go to the present."""
@@ -192,9 +193,9 @@ class Simulation:
             weights=self._weights,
             short_tokens=self._short_tokens,
         )
-        began = time.perf_counter()
+        began = time.process_time()
         made = self._policy(snapshot, int(self._now))
-        self.outcome.plan_s.append(time.perf_counter() - began)
+        self.outcome.plan_s.append(time.process_time() - began)
         self.outcome.looked_at.append(len(snapshot.jobs))
         self._fairness = made.fairness
         assert not made.impossible
@@ -206,6 +207,7 @@ class Simulation:
                 job = self._queue.take(given.job_id)
                 group.take(job, given, self._outputs.pop(job.id), self._now)
                 cost = job.tokens + job.max_tokens
-                self.outcome.dispatched.append((self._now, job.tenant, cost))
+                event = (self._now, job.job_class, job.tenant, cost)
+                self.outcome.dispatched.append(event)
             if group.next_ms != before:
                 heapq.heappush(self._events, (group.next_ms, index))

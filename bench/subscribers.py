@@ -33,6 +33,7 @@ from queue_pool import (
     environment,
     output_of,
     pool,
+    redis_server,
     rss_mib,
     wait_until,
 )
@@ -101,8 +102,7 @@ class Followers:
     def seen(self) -> Iterator[tuple[str, list[float]]]:
         """Yields, for each subscriber, its job and when it had each token."""
         for running in self._running:
-            for job_id, times in json.loads(output_of(running)):
-                yield job_id, times
+            yield from json.loads(output_of(running))
 
     def end(self) -> None:
         """Ends what is left of them."""
@@ -148,7 +148,10 @@ def connections(url: str) -> dict[str, int]:
 
 
 def watched(
-    url: str, followers: Followers, options: argparse.Namespace, begin: Callable[[], None]
+    url: str,
+    followers: Followers,
+    options: argparse.Namespace,
+    begin: Callable[[], None],
 ) -> dict[str, object]:
     """Starts the stream once all are subscribed; connections and memory meanwhile."""
     before = connections(url)
@@ -200,8 +203,6 @@ def ours(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
 
 def plain(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
     """As many subscribers of redis-py, on the same kind of server."""
-    from queue_pool import redis_server
-
     with redis_server() as (_, url):
         ids = [f"plain:{number}" for number in range(options.jobs)]
         publishers: list[subprocess.Popen[str]] = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenmill.shared.config import ModelConfig
 from tokenmill.shared.config_load import load_config
 from tokenmill.shared.logging import configure
-from tokenmill.workers import loading
+from tokenmill.workers import echo
 from tokenmill.workers.echo import EchoEngine
 from tokenmill.workers.engine.request import StepOutput
 from tokenmill.workers.service import WorkOptions, serve
@@ -40,7 +40,7 @@ class TimedEcho(EchoEngine):
 def main() -> int:
     """Serves until SIGTERM, then writes the times."""
     url, step_ms, file = sys.argv[1:]
-    loading.echo.EchoEngine = TimedEcho  # type: ignore[misc]
+    vars(echo)["EchoEngine"] = TimedEcho
     options = WorkOptions(
         url=url, model=ModelConfig(name="echo"), engine=f"echo:{step_ms}"
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 
 import typer
 
@@ -22,6 +22,7 @@ from .cli_output import print_json, print_note
 if TYPE_CHECKING:
     from ..shared.messages import Prompt
     from .job import Job
+    from .submit import WhenFull, WhenUnserved
 
 _SAMPLING = "Sampling"
 _QUEUEING = "Queueing"
@@ -29,6 +30,15 @@ _OUTPUT = "Output"
 
 _REPLY_S: Final = 2.0
 """How long an interrupted command waits for the reply to its enqueueing."""
+
+
+class _Room(TypedDict, total=False):
+    """What to do when the queue, or the workers, cannot take the job now."""
+
+    when_full: "WhenFull"
+    when_unserved: "WhenUnserved"
+    wait_s: float | None
+
 
 Number = Annotated[int | None, typer.Option(rich_help_panel=_SAMPLING)]
 Real = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING)]
@@ -105,6 +115,29 @@ async def submit(
         float | None,
         typer.Option(rich_help_panel=_QUEUEING, help="Seconds until it is queued."),
     ] = None,
+    not_before: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_QUEUEING,
+            help="When it is queued: a time with its zone, as 2030-01-31T08:00:00Z.",
+        ),
+    ] = None,
+    refuse_late: Annotated[
+        bool,
+        typer.Option(
+            "--refuse-late",
+            rich_help_panel=_QUEUEING,
+            help="Refuse it now if it cannot meet its deadline.",
+        ),
+    ] = False,
+    wait_for_room: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=_QUEUEING,
+            help="Seconds to wait when the queue is full; default: it is an error.",
+            callback=check_seconds,
+        ),
+    ] = None,
     wait_for_worker: Annotated[
         bool,
         typer.Option(
@@ -172,6 +205,8 @@ async def submit(
         "idempotency_key": idempotency_key,
         "deadline_s": deadline,
         "delay_s": delay,
+        "not_before": not_before,
+        "refuse_late": refuse_late or None,
     }
     prompt = build_prompt(
         read_content(text, file, chat=chat, system=system),
@@ -180,18 +215,19 @@ async def submit(
     following = Following(
         stream=stream, wait=wait, keep=keep, timeout_s=timeout_s, as_json=as_json
     )
-    await _run(prompt, url, following, wait_for_worker=wait_for_worker)
+    room: _Room = {"when_full": "raise" if wait_for_room is None else "wait"}
+    room |= {"wait_s": wait_for_room}
+    room |= {"when_unserved": "wait" if wait_for_worker else "refuse"}
+    await _run(prompt, url, following, room)
 
 
 async def _run(
-    prompt: "Prompt", url: str | None, following: Following, *, wait_for_worker: bool
+    prompt: "Prompt", url: str | None, following: Following, room: _Room
 ) -> None:
     from .client import Client
 
     async with Client(url) as mill:
-        enqueueing = asyncio.ensure_future(
-            mill.submit(prompt, when_unserved="wait" if wait_for_worker else "refuse")
-        )
+        enqueueing = asyncio.ensure_future(mill.submit(prompt, **room))
         try:
             # Shielded: a job that is in the queue without our knowing its id could
             # be neither named nor cancelled.

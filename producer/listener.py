@@ -43,7 +43,7 @@ class Link:
         for start in range(0, len(channels), _CHANNELS_PER_COMMAND):
             batch = channels[start : start + _CHANNELS_PER_COMMAND]
             self._num_sent += len(batch)
-            await self.connection.send_command(command, *batch)
+            await self.connection.send_command(command, *batch, check_health=False)
 
     async def acknowledged(self) -> None:
         """Waits until Redis has answered everything sent so far."""
@@ -70,7 +70,7 @@ class Link:
                     raise RedisConnectionError("the pub/sub connection is dead")
                 probed = True
                 async with self.lock:
-                    await self.connection.send_command(b"PING")
+                    await self.connection.send_command(b"PING", check_health=False)
                 continue
             probed = False
             if answer[0] == b"message":

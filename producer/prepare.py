@@ -124,6 +124,5 @@ def _moment(time: dt.datetime | None) -> int | None:
 
 
 def _fingerprint(payload: bytes) -> str:
-    """128 bits in 22 characters: it is kept with every job."""
-    digest = hashlib.blake2b(payload, digest_size=16).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    """96 bits in 16 characters: it is kept with every job."""
+    return base64.b64encode(hashlib.blake2b(payload, digest_size=12).digest()).decode()

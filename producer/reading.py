@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 Command = tuple[str | bytes | int, ...]
+_Asked = tuple[Sequence[Command], "asyncio.Future[list[Any]]"]
 _IN_FLIGHT: Final = 2
 """Round trips at once, each with a connection: a long reply does not hold up others."""
 _COMMANDS: Final = 600
@@ -27,20 +28,17 @@ class Reads:
 
     def __init__(self, redis: "redis.asyncio.Redis") -> None:
         self._redis = redis
-        self._waiting: deque[tuple[Sequence[Command], asyncio.Future[list[Any]]]] = (
-            deque()
-        )
+        self._waiting: deque[_Asked] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def each(self, *commands: Command) -> list[Any]:
         """As `read_each`, perhaps in one round trip with other callers."""
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append((commands, future))
         self._send_on()
-        replies: list[Any] = await future
         return [
             _checked(command, reply)
-            for command, reply in zip(commands, replies, strict=True)
+            for command, reply in zip(commands, await future, strict=True)
         ]
 
     async def all(self, *commands: Command) -> list[Any]:
@@ -70,23 +68,20 @@ class Reads:
             for command in commands:
                 pipeline.execute_command(*command)
         try:
-            replies = iter(await pipeline.execute(raise_on_error=False))
-        except BaseException as error:
+            replies = await pipeline.execute(raise_on_error=False)
+        except Exception as error:  # noqa: BLE001 - each caller raises it
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
-            if isinstance(error, Exception):
-                return  # each caller has it
+        except asyncio.CancelledError:
+            for _, future in batch:
+                future.cancel()
             raise
-        for commands, future in batch:
-            mine = [next(replies) for _ in commands]
-            if not future.done():
-                future.set_result(mine)
+        else:
+            _hand_out(batch, replies)
 
-    def _next_batch(
-        self,
-    ) -> list[tuple[Sequence[Command], "asyncio.Future[list[Any]]"]]:
-        batch = []
+    def _next_batch(self) -> list[_Asked]:
+        batch: list[_Asked] = []
         size = 0
         while self._waiting:
             commands, future = self._waiting[0]
@@ -97,6 +92,14 @@ class Reads:
                 batch.append((commands, future))
                 size += len(commands)
         return batch
+
+
+def _hand_out(batch: list[_Asked], replies: list[Any]) -> None:
+    rest = iter(replies)
+    for commands, future in batch:
+        mine = [next(rest) for _ in commands]
+        if not future.done():
+            future.set_result(mine)
 
 
 async def read_each(redis: "redis.asyncio.Redis", *commands: Command) -> list[Any]:

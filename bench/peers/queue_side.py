@@ -70,9 +70,7 @@ async def read(opened: Opener, url: str, count: int) -> None:
     loop, cpu_began = asyncio.get_running_loop(), time.process_time()
     expected: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     async with opened(url) as side:
-        readers = [
-            asyncio.create_task(compare(side, expected)) for _ in range(READERS)
-        ]
+        readers = [asyncio.create_task(compare(side, expected)) for _ in range(READERS)]
         seen = 0
         while seen < count:
             line = await loop.run_in_executor(None, sys.stdin.readline)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from queue_side import WORKERS, main
+from taskiq import AsyncTaskiqTask
 from taskiq.serializers import MSGPackSerializer
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
@@ -60,9 +61,9 @@ class Taskiq:
 
     async def result(self, job_id: str) -> str:
         """Waits for a job's end."""
-        while not await broker.result_backend.is_result_ready(job_id):
-            await asyncio.sleep(0.05)
-        return str((await broker.result_backend.get_result(job_id)).return_value)
+        task = AsyncTaskiqTask[str](job_id, broker.result_backend)
+        done = await task.wait_result(check_interval=0.05, timeout=300)
+        return str(done.return_value)
 
 
 @asynccontextmanager
@@ -82,7 +83,7 @@ def work(url: str) -> None:
     os.chdir(folder)
     os.environ |= {VARIABLE: url, "PYTHONPATH": folder}
     # In place of this process, so that its end ends the workers.
-    os.execv(command[0], command)  # noqa: S606
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

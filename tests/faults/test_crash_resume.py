@@ -19,8 +19,8 @@ from tokenmill import Client, JobResult, Prompt, Sampling
 
 MODEL = "tiny"
 TOKENS = 60
-LETTERS = {letter: 40.0 for letter in range(ord("a"), ord("z") + 1)}
-SMILE = {byte: 40.0 for byte in "🙂".encode()}
+LETTERS = dict.fromkeys(range(ord("a"), ord("z") + 1), 40.0)
+SMILE = dict.fromkeys("🙂".encode(), 40.0)
 """Bytes of one character: whatever is drawn, most tokens are a character's part."""
 
 CASES = {

@@ -12,6 +12,7 @@ from support.fake_group import FakeGroup
 from tokenmill import __version__
 from tokenmill.shared.errors import PromptTooLong
 from tokenmill.shared.redis import connect
+from tokenmill.shared.scripts import Limits
 
 
 @pytest.fixture
@@ -66,6 +67,21 @@ async def test_every_option_reaches_the_worker(pool) -> None:
     assert sampling.ignore_eos
 
 
+async def test_a_full_queue_and_a_late_job_have_codes_of_their_own(pool) -> None:
+    group = pool.group
+    await group.pause()
+    await group.scripts.write_limits(Limits(max_waiting_jobs=1))
+    time = ("--not-before", "2000-01-01T08:00:00Z")
+    assert (await pool.run("submit", "first", "--no-wait", *time))[0] == 0
+    for option in ((), ("--wait-for-room", "0.1")):
+        code, _, err = await pool.run("submit", "x", "--no-wait", *option)
+        assert (code, "max_waiting_jobs: 1 jobs wait" in err) == (6, True)
+    await group.scripts.write_limits(Limits(service_ms=5000))
+    late = ("--deadline", "2", "--refuse-late", "--no-wait")
+    code, _, err = await pool.run("submit", "x", *late)
+    assert (code, "done in about 5.0 s" in err, "in 2.0 s" in err) == (17, True, True)
+
+
 async def test_jobs_show_tail_cancel_and_models(pool) -> None:
     code, out, _ = await pool.run("submit", "a b c", "--no-wait")
     job = out.strip()
@@ -95,6 +111,10 @@ async def test_jobs_show_tail_cancel_and_models(pool) -> None:
         (["submit", "x", "--file", "/no/such"], b"", 4, "/no/such: No such file"),
         (["submit", "x", "--timeout", "-1"], b"", 2, "-1.0 is not a time to wait"),
         (["submit", "x", "--timeout", "nan"], b"", 2, "nan is not a time to wait"),
+        (["submit", "x", "--not-before", "noon"], b"", 4, "not_before"),
+        (["submit", "x", "--not-before", "2030-01-01T08:00:00"], b"", 4, "time zone"),
+        (["submit", "x", "--refuse-late"], b"", 4, "without a deadline"),
+        (["submit", "x", "--wait-for-room", "nan"], b"", 2, "not a time to wait"),
         (["submit", "x", "--control-tokens", "bad"], b"", 2, "'as_text', 'allow'"),
         (["submit", "--file", "/no/such"], b"", 4, "No such file"),
         (["submit", "x", "--model", "other"], b"", 7, "not known to this pool"),

@@ -12,12 +12,14 @@ from tokenmill.producer.sync import LoopThread
 from tokenmill.shared.errors import (
     InvalidRequest,
     JobCancelled,
+    QueueFull,
     RedisUnavailable,
     ResultTimeout,
     TokenmillError,
     UnknownJob,
 )
 from tokenmill.shared.redis import connect
+from tokenmill.shared.scripts import Limits
 
 
 @pytest.fixture
@@ -37,6 +39,7 @@ def group(newest_redis):
 
     fake = thread.run(begin())
     fake.pause_now = lambda: thread.run(fake.pause())
+    fake.write_limits_now = lambda new: thread.run(fake.scripts.write_limits(new))
     yield fake
     thread.run(finish(fake))
     thread.stop()
@@ -149,3 +152,18 @@ def test_a_forked_child_is_told_to_open_its_own(mill, group) -> None:
             os._exit(0 if "forked" in str(error) else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_full_queue_is_an_error_or_waited_out(mill, group) -> None:
+    group.pause_now()
+    group.write_limits_now(Limits(max_waiting_jobs=1))
+    first = mill.submit("first")
+    for options in ({}, {"when_full": "wait", "wait_s": 0.1}):
+        with pytest.raises(QueueFull) as caught:
+            mill.submit("second", **options)
+        assert caught.value.limit == "max_waiting_jobs"
+    with pytest.raises(QueueFull) as caught:
+        mill.submit_many(["second", "third"], wait_s=0.1)
+    assert list(caught.value.refused) == [0, 1]
+    assert first.cancel() == "cancelled"
+    assert mill.submit("second", when_full="wait", wait_s=20).id

@@ -188,7 +188,7 @@ async def test_limits_need_no_client_that_knows_them(foreign, group) -> None:
         ({"tokens": 1e300}, "tokens"),
         ({"deadline_ms": -1}, "deadline_ms"),
         ({"refuse_late": 1}, "refuse_late"),
-        ({"tenant": ["t1"]}, "tenant"),
+        ({"class": ["bulk"]}, "class"),
         ({"hash": {}}, "hash"),
         ({"id": 5}, "id"),
     ],

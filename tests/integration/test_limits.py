@@ -6,6 +6,7 @@ import pytest
 from support.shard_client import HOUR_MS, KEYS, Shard, new_job
 from support.waiting import wait_until
 
+from tokenmill.scheduler.groups import GroupReader
 from tokenmill.scheduler.limits import keep_limits, limits_of
 from tokenmill.shared.config import Config, LimitsConfig, TenantConfig
 from tokenmill.shared.scripts import Limits, TenantLimits
@@ -229,7 +230,9 @@ async def test_the_scheduler_writes_limits_and_writes_them_again(shard):
         limits=LimitsConfig(max_waiting_jobs=7),
         tenants={"t": TenantConfig(waiting_jobs=3), "u": TenantConfig(weight=2.0)},
     )
-    task = asyncio.create_task(keep_limits(shard.scripts, config))
+    task = asyncio.create_task(
+        keep_limits(shard.scripts, GroupReader(shard.client, KEYS), config)
+    )
     try:
         found = await wait_until(lambda: shard.client.hgetall(KEYS.limits))
     finally:

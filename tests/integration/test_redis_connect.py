@@ -167,7 +167,7 @@ def test_what_is_no_redis_url_is_a_config_error(url):
         ),
         (exceptions.ReadOnlyError("READONLY"), RedisUnsuitable, "replica"),
         (exceptions.ResponseError("MISCONF cannot persist"), RedisUnsuitable, "disk"),
-        (exceptions.BusyLoadingError("LOADING"), RedisUnavailable, "answer"),
+        (exceptions.BusyLoadingError("LOADING"), RedisUnavailable, "loading"),
         (exceptions.TimeoutError("slow"), RedisUnavailable, "answer"),
         (exceptions.ResponseError("ERR odd"), RedisUnsuitable, "odd"),
         (exceptions.MaxConnectionsError("busy"), RedisUnavailable, "answer"),

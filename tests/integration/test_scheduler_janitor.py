@@ -5,8 +5,10 @@ import asyncio
 import pytest
 import redis.asyncio
 from support.servers import RedisServer
+from support.shard_client import Shard
 from support.waiting import wait_until
 
+from tokenmill.scheduler.books import mend_books
 from tokenmill.scheduler.housekeeping import forget_groups, mend_orphans, trim
 from tokenmill.scheduler.orchestrator import supervise
 from tokenmill.shared.config import Config
@@ -106,6 +108,49 @@ async def test_a_job_without_its_due_time_gets_one(
 async def test_a_delayed_job_is_no_orphan(redis_client: "redis.asyncio.Redis"):
     await enqueue(redis_client, delay_ms=60_000)
     assert await mend_orphans(redis_client, KEYS) == {}
+
+
+@pytest.mark.parametrize("books", ["right", "wrong"])
+async def test_books_become_what_the_jobs_hold(
+    redis_client: "redis.asyncio.Redis", books: str
+):
+    shard = await Shard(redis_client).open("g1", "g2")
+    await shard.run("g1", job_class="bulk")
+    job_id, epoch = await shard.run("g1")
+    await shard.emit(job_id, epoch, 1, 0)
+    suspect, _ = await shard.run("g2", alone=True)
+    before = await shard.scripts.groups()
+    if books == "wrong":
+        spoilt = {"credit_blocks": 3, "bulk_tokens": -4, "alone": job_id}
+        for group in ("g1", "g2"):
+            await redis_client.hset(KEYS.group(group), mapping=spoilt)  # type: ignore[misc, arg-type]
+    assert await mend_books(redis_client, KEYS) == (2 if books == "wrong" else 0)
+    assert await shard.scripts.groups() == before
+    assert before[1].alone == suspect
+
+
+async def test_a_job_that_a_stranger_deleted_blocks_its_group_no_longer(
+    redis_client: "redis.asyncio.Redis",
+):
+    shard = await Shard(redis_client).open("g1")
+    (before,) = await shard.scripts.groups()
+    job_id, _ = await shard.run(alone=True)
+    await redis_client.delete(KEYS.job(job_id))
+    assert await mend_books(redis_client, KEYS) == 1
+    assert await shard.scripts.groups() == [before]
+
+
+async def test_a_suspect_that_lost_its_place_stays_one(
+    redis_client: "redis.asyncio.Redis",
+):
+    shard = await Shard(redis_client).open("g1")
+    job_id, _ = await shard.run()
+    await shard.overdue(KEYS.lease, job_id)
+    await shard.reap()
+    await redis_client.delete(KEYS.resume)
+    assert await mend_orphans(redis_client, KEYS) == {"queued": 1}
+    ((_, entry),) = await redis_client.xrange(KEYS.resume)
+    assert entry[b"losses"] == b"1"
 
 
 async def test_arq_runs_the_tasks_and_uses_no_pickle(

@@ -80,4 +80,4 @@ async def test_the_janitor_is_quiet_when_it_has_nothing_to_do(
         for task in ("trim_streams", "remove_groups", "find_orphans"):
             await getattr(orchestrator, task)({"redis": redis_client})
     assert {line["log_level"] for line in logs} == {"debug"}
-    assert len(logs) == 3
+    assert len(logs) == 4

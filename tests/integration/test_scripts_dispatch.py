@@ -80,7 +80,8 @@ async def test_a_repeated_dispatch_of_the_same_batch_changes_nothing(shard):
     item = DispatchItem(
         job_id=job_id, tokens=5, token_ids=b"", cost_blocks=2, bucket="128"
     )
-    call = {"fence": 1, "group": "g1", "batch": "b", "lease_ms": 1000, "items": [item]}
+    call = {"group": "g1", "batch": "b", "lease_ms": 1000, "items": [item]}
+    call["fence"] = shard.fence
     first = await shard.scripts.dispatch(**call)
     again = await shard.scripts.dispatch(**call)
     assert first == again
@@ -244,7 +245,7 @@ async def test_a_heartbeat_moves_credit_with_the_capacity(shard):
 async def test_reject_ends_a_queued_job_with_its_result(shard):
     job_id = await shard.enqueue(idempotency_key="k", deadline_ms=HOUR_MS)
     result, end = ending_of(job_id, "failed")
-    call = {"fence": 1, "job_id": job_id, "state": "failed"}
+    call = {"fence": shard.fence, "job_id": job_id, "state": "failed"}
     assert await shard.scripts.reject(**call, result=result, end=end) is True
     assert await shard.scripts.reject(**call, result=result, end=end) is False
     assert await shard.state(job_id) == "failed"

@@ -16,9 +16,7 @@ class Life:
 
     async def reach(self, state: State) -> None:
         delay = HOUR_MS if state is State.DELAYED else 0
-        self.job_id = await self.shard.enqueue(
-            delay_ms=delay, deadline_ms=2 * HOUR_MS
-        )
+        self.job_id = await self.shard.enqueue(delay_ms=delay, deadline_ms=2 * HOUR_MS)
         if state in (State.DELAYED, State.QUEUED):
             return
         await self.event(Event.DISPATCH)
@@ -45,7 +43,9 @@ class Life:
 
     async def dispatch(self) -> None:
         record = await self.shard.scripts.job(self.job_id)
-        reply = await self.shard.dispatch(self.job_id, entry_key=record.get("entry_key"))
+        reply = await self.shard.dispatch(
+            self.job_id, entry_key=record.get("entry_key")
+        )
         self.epoch = reply.epoch or self.epoch
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ from support.tiny_models import save_tiny_model
 from support.waiting import wait_until, wait_until_sync
 
 from tokenmill.shared.keys import JobId, Keys, new_unique
-from tokenmill.shared.messages import JobRequest, Sampling, encode
+from tokenmill.shared.messages import SCHEMA_VERSION, JobRequest, Sampling, encode
 from tokenmill.shared.scripts import DispatchItem, NewJob, Scripts
 from tokenmill.shared.tokens import ids_to_bytes
 
@@ -110,9 +110,17 @@ async def test_a_step_that_does_not_end_ends_the_process(
     env = {"TOKENMILL_WORKER_STEP_TIMEOUT_S": "1"}
     one = work(newest_redis.url, "--engine", "echo:60000", **env)
     await asyncio.to_thread(one.wait_ready)
-    await give(client)
+    job_id = await give(client)
     assert await asyncio.to_thread(one.process.wait, 15) == 75
     assert '"step_stuck"' in one.text
+    # Its lease is over, and the reason stands beside it for the scheduler.
+    seconds, microseconds = await client.time()
+    until_ms = await client.zscore(KEYS.lease, job_id)
+    assert until_ms <= seconds * 1000 + microseconds / 1000
+    epoch, counts, cause = (await client.hget(KEYS.job(job_id), "lost")).split(b" ", 2)
+    assert (epoch, counts) == (b"1", b"1")
+    assert b"longer than worker.step_timeout_s=1 s" in cause
+    assert not await client.exists(KEYS.group("w-test"))
 
 
 async def test_a_second_signal_ends_at_once(work, client, newest_redis) -> None:
@@ -125,6 +133,37 @@ async def test_a_second_signal_ends_at_once(work, client, newest_redis) -> None:
     assert one.process.poll() is None
     os.kill(one.process.pid, signal.SIGTERM)
     assert await asyncio.to_thread(one.process.wait, 5) == 143
+    lost = await client.hget(KEYS.job(job_id), "lost")
+    assert lost.startswith(b"1 0 "), "no fault of the job"
+
+
+async def test_a_stuck_worker_ends_also_where_redis_does_not_answer(
+    work, client, newest_redis
+) -> None:
+    env = {"TOKENMILL_WORKER_STEP_TIMEOUT_S": "1"}
+    one = work(newest_redis.url, "--engine", "echo:60000", **env)
+    await asyncio.to_thread(one.wait_ready)
+    await give(client)
+    await wait_until(lambda: client.hget(KEYS.group("w-test"), "credit_running"))
+    newest_redis.process.send_signal(signal.SIGSTOP)
+    try:
+        assert await asyncio.to_thread(one.process.wait, 15) == 75
+    finally:
+        newest_redis.process.send_signal(signal.SIGCONT)
+    assert '"reason_not_recorded"' in one.text
+
+
+async def test_a_worker_says_which_lengths_it_serves(
+    work, client, newest_redis
+) -> None:
+    one = work(newest_redis.url, "--engine", "echo", "--serves", "short")
+    await asyncio.to_thread(one.wait_ready)
+    group = await client.hgetall(KEYS.group("w-test"))
+    assert group[b"serves"] == b"short"
+    assert int(group[b"schema"]) == SCHEMA_VERSION
+    wrong = work(newest_redis.url, "--engine", "echo", "--serves", "middling")
+    assert await asyncio.to_thread(wrong.process.wait, 20) == 2
+    assert "serves" in wrong.text
 
 
 async def test_a_signal_while_idle_is_a_clean_end(work, client, newest_redis) -> None:

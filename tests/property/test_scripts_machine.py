@@ -1,7 +1,11 @@
-"""Random interleavings of every script by several owners, zombies included."""
+"""Random interleavings of every script by several owners, zombies included.
+
+A longer run, by steps and examples: `TOKENMILL_LONG_TESTS=1`.
+"""
 
 import asyncio
 import json
+import os
 
 import pytest
 import redis
@@ -17,33 +21,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.servers import RedisServer
-from support.shard_client import (
-    HOUR_MS,
-    KEYS,
-    Shard,
-    delta,
-    group_info,
-    new_job,
-)
+from support.shard_client import HOUR_MS, KEYS, Shard, delta, group_info, new_job
+from support.shard_model import Grant, LossCount, fits, held_by, waiting
 from support.shard_truth import ShardTruth
 
+from tokenmill import Client
+from tokenmill.shared.errors import QueueFull
 from tokenmill.shared.keys import JobId
-from tokenmill.shared.lifecycle import ACTIVE, TERMINAL
-from tokenmill.shared.scripts import EmitItem, NewJob
+from tokenmill.shared.lifecycle import TERMINAL
+from tokenmill.shared.scripts import EmitItem, Limits, NewJob
 
 GROUPS = ("g1", "g2")
 ROOM = {"total_blocks": 8, "max_running": 3, "batch_tokens": 100}
-MOST_LOSSES = 3
+MOST_WAITING, MOST_OF_TENANT = 12, 8
+LONG = os.environ.get("TOKENMILL_LONG_TESTS") == "1"
 picks = st.integers(0, 1000)
-
-
-class Grant:
-    """A dispatch that some group once received; it may long be out of date."""
-
-    def __init__(self, job_id: str, group: str, epoch: int) -> None:
-        self.job_id, self.group, self.epoch = job_id, group, epoch
-        self.seq, self.offset = 0, 0
-        self.finished = False
 
 
 class ScriptMachine(RuleBasedStateMachine):
@@ -57,13 +49,17 @@ class ScriptMachine(RuleBasedStateMachine):
         self.reader.flushall()
         self.shard = Shard(self.client)
         self.truth = ShardTruth(self.reader, KEYS)
+        self.mill = Client(self.url)
         self.made: list[NewJob] = []
+        self.ids: list[str] = []
         self.jobs: dict[str, dict[str, str]] = {}
         self.grants: list[Grant] = []
         self.by_key: dict[str, str] = {}
+        self.losses = LossCount()
 
     def teardown(self) -> None:
-        self.loop.run_until_complete(self.client.aclose())
+        self.do(self.mill.close())
+        self.do(self.client.aclose())
         self.loop.close()
         self.reader.close()
 
@@ -71,39 +67,45 @@ class ScriptMachine(RuleBasedStateMachine):
         # Counted, not random: Hypothesis replays examples and must see the same.
         return JobId(KEYS.model, KEYS.partition, f"{len(self.made):016d}")
 
+    def add(self, job: NewJob) -> None:
+        self.made.append(job)
+        self.ids.append(str(job.id))
+
     def do(self, call):
         return self.loop.run_until_complete(call)
 
     def pick(self, number: int) -> str:
-        return str(self.made[number % len(self.made)].id)
+        return self.ids[number % len(self.ids)]
 
     def grant(self, number: int) -> Grant:
         # Live ones most of the time: interleavings should get somewhere.
-        live = [grant for grant in self.grants if self.holds(grant)]
+        live = [grant for grant in self.grants if grant.is_held(self.jobs)]
         among = live if live and number % 4 else self.grants
         return among[number % len(among)]
 
     def holds(self, grant: Grant) -> bool:
-        job = self.jobs[grant.job_id]
-        return (
-            job["state"] in ACTIVE
-            and job["owner"] == grant.group
-            and job["epoch"] == str(grant.epoch)
-        )
+        return grant.is_held(self.jobs)
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(most_alone=st.sampled_from([1, 2]))
+    def begin(self, most_alone) -> None:
+        self.most_alone = most_alone
         self.do(self.shard.open(*GROUPS, **ROOM))
+        self.do(self.mill.open())
+        limits = Limits(
+            max_waiting_jobs=MOST_WAITING, tenant_waiting_jobs=MOST_OF_TENANT
+        )
+        self.do(self.shard.scripts.write_limits(limits))
         self.jobs = self.truth.check()
 
     @invariant()
     def everything_holds(self) -> None:
         self.jobs = self.truth.check()
+        self.losses.check(self.jobs)
 
     @rule(
         job_class=st.sampled_from(["interactive", "bulk"]),
         tenant=st.sampled_from(["default", "other"]),
-        deadline_ms=st.sampled_from([None, HOUR_MS]),
+        deadline_ms=st.sampled_from([None, 2 * HOUR_MS]),
         delay_ms=st.sampled_from([0, 0, HOUR_MS]),
         key=st.sampled_from([None, None, "k1", "k2"]),
         tokens=st.integers(1, 40),
@@ -118,35 +120,62 @@ class ScriptMachine(RuleBasedStateMachine):
             idempotency_key=key,
             tokens=tokens,
         )
+        full = self.is_full(tenant)
         replies = self.do(self.shard.scripts.enqueue([job, job]))
         first = self.by_key.get(f"{tenant} {key}") if key else None
+        statuses = [reply.status for reply in replies]
+        if first is None and full:
+            assert statuses == ["full", "full"]
+            return
         expected = first or str(job.id)
-        assert [r.job_id for r in replies] == [expected, expected]
-        assert [r.status for r in replies] == [
-            "duplicate" if first else "queued",
-            "duplicate",
-        ]
+        assert [reply.job_id for reply in replies] == [expected, expected]
+        assert statuses == ["duplicate" if first else "queued", "duplicate"]
         if not first:
-            self.made.append(job)
-            self.by_key[f"{tenant} {key}"] = expected
+            self.add(job)
+            if key:
+                self.by_key[f"{tenant} {key}"] = expected
+                name = KEYS.idempotency(tenant, key)
+                assert self.reader.get(name).split()[0] == expected
 
-    @rule(group=st.sampled_from(GROUPS), emits=st.integers(0, 2), key=st.booleans())
-    def run_new(self, group, emits, key) -> None:
-        job = new_job(
-            id=self.new_id(), idempotency_key=f"run{len(self.made)}" if key else None
+    def is_full(self, tenant: str) -> bool:
+        return (
+            waiting(self.jobs) >= MOST_WAITING
+            or waiting(self.jobs, tenant) >= MOST_OF_TENANT
         )
+
+    @rule(
+        group=st.sampled_from(GROUPS),
+        emits=st.integers(0, 2),
+        key=st.booleans(),
+        alone=st.booleans(),
+        choices=st.sampled_from([1, 2]),
+        job_class=st.sampled_from(["interactive", "bulk"]),
+    )
+    def run_new(self, group, emits, key, job_class, **how) -> None:
+        job = new_job(
+            id=self.new_id(),
+            job_class=job_class,
+            idempotency_key=f"run{len(self.made)}" if key else None,
+        )
+        full = self.is_full("default")
         (reply,) = self.do(self.shard.scripts.enqueue([job]))
-        assert reply.status == "queued"
-        self.made.append(job)
+        assert reply.status == ("full" if full else "queued")
+        if full:
+            return
+        self.add(job)
         self.jobs = self.truth.check()
-        dispatched = self.do(self.shard.dispatch(str(job.id), group, cost_blocks=1))
+        item = {"tokens": 12, "cost_blocks": 1, **how}
+        goes = fits(ROOM, self.jobs, group, item, job_class)
+        dispatched = self.do(self.shard.dispatch(str(job.id), group, **item))
         self.jobs = self.truth.check()
-        if dispatched.status == "dispatched":
-            self.grants.append(Grant(str(job.id), group, dispatched.epoch))
-            self.start_one(self.grants[-1])
-            for _ in range(emits):
+        if goes:
+            assert dispatched.status == "dispatched"
+            grant = Grant(str(job.id), group, dispatched.epoch, how["choices"])
+            self.grants.append(grant)
+            self.start_one(grant)
+            for number in range(emits):
                 self.jobs = self.truth.check()
-                self.emit_one(self.grants[-1], repeat=False)
+                self.emit_one(grant, False, number)
         else:
             assert dispatched.status == "no_credit"
 
@@ -172,31 +201,31 @@ class ScriptMachine(RuleBasedStateMachine):
         tokens=st.integers(1, 150),
         cost_blocks=st.integers(1, 4),
         choices=st.sampled_from([1, 1, 1, 2, 5]),
+        alone=st.sampled_from([False, False, True]),
         stale=st.sampled_from([False, False, False, True]),
+        starts=st.booleans(),
     )
-    def dispatch(self, number, group, tokens, cost_blocks, choices, stale) -> None:
-        waiting = [j for j, job in self.jobs.items() if job["state"] == "queued"]
-        job_id = waiting[number % len(waiting)] if waiting else self.pick(number)
+    def dispatch(self, number, group, stale, starts, **item) -> None:
+        ready = [j for j, job in self.jobs.items() if job["state"] == "queued"]
+        job_id = ready[number % len(ready)] if ready else self.pick(number)
+        job = self.jobs[job_id]
+        goes = fits(ROOM, self.jobs, group, item, job["class"])
         self.shard.fence -= stale
-        reply = self.do(
-            self.shard.dispatch(
-                job_id,
-                group,
-                tokens=tokens,
-                cost_blocks=cost_blocks,
-                choices=choices,
-            )
-        )
+        reply = self.do(self.shard.dispatch(job_id, group, **item))
         self.shard.fence += stale
         if stale:
             assert reply.status == "fenced"
-        elif not waiting:
+        elif not ready:
             assert reply.status in ("gone", "cancelled", "expired")
-        elif reply.status == "dispatched":
-            assert reply.epoch > int(self.jobs[job_id]["epoch"])
-            self.grants.append(Grant(job_id, group, reply.epoch))
+        elif not goes:
+            assert reply.status == "no_credit"
         else:
-            assert reply.status in ("no_credit", "expired")
+            assert reply.status == "dispatched"
+            assert reply.epoch > int(job["epoch"])
+            self.grants.append(Grant(job_id, group, reply.epoch, item["choices"]))
+            if starts:
+                self.jobs = self.truth.check()
+                self.start_one(self.grants[-1])
 
     @precondition(lambda self: self.grants)
     @rule(number=picks)
@@ -214,23 +243,28 @@ class ScriptMachine(RuleBasedStateMachine):
             assert started.status == "started"
             assert started.payload == b'{"text":"hello"}'
             assert started.seed == 2**63 - 1
-            tokens = [t for d in started.log for t in json.loads(d)["token_ids"]]
-            assert tokens == list(range(len(tokens)))
+            said: dict[int, list[int]] = {}
+            for line in map(json.loads, started.log):
+                said.setdefault(line.get("choice", 0), []).extend(line["token_ids"])
+            assert all(ids == list(range(len(ids))) for ids in said.values())
             if grant.seq == 0:
-                grant.offset = len(tokens)
+                numbers = range(max(grant.choices, *said, 0) + 1)
+                grant.offsets = [len(said.get(c, ())) for c in numbers]
 
     @precondition(lambda self: self.grants)
     @rule(number=picks, repeat=st.booleans())
     def emit(self, number, repeat) -> None:
-        self.emit_one(self.grant(number), repeat)
+        self.emit_one(self.grant(number), repeat, number)
 
-    def emit_one(self, grant: Grant, repeat: bool) -> None:
+    def emit_one(self, grant: Grant, repeat: bool, number: int = 0) -> None:
         running = self.holds(grant) and self.jobs[grant.job_id]["state"] == "running"
         repeat = repeat and grant.seq > 0
         seq = grant.seq if repeat else grant.seq + 1
         # Two deltas in one call: the second must see what the first has changed.
+        choice = number % grant.choices
+        offset = grant.offsets[choice]
         items = [
-            EmitItem(grant.job_id, grant.epoch, seq + i, delta(grant.offset + i))
+            EmitItem(grant.job_id, grant.epoch, seq + i, delta(offset + i, 1, choice))
             for i in range(1 if repeat else 2)
         ]
         statuses = self.do(self.shard.scripts.emit(group=grant.group, items=items))
@@ -241,15 +275,29 @@ class ScriptMachine(RuleBasedStateMachine):
         else:
             cancelled = self.jobs[grant.job_id].get("cancel") == "1"
             assert statuses == ["cancelled" if cancelled else "written"] * 2
-            grant.seq, grant.offset = seq + 1, grant.offset + 2
+            grant.seq = seq + 1
+            grant.offsets[choice] += 2
 
     @precondition(lambda self: self.grants)
     @rule(
         number=picks,
+        way=st.sampled_from(["finish", "fail", "renew", "release"]),
         state=st.sampled_from(["succeeded", "failed", "cancelled", "expired"]),
+        max_attempts=st.integers(1, 3),
     )
-    def finish(self, number, state) -> None:
+    def owner_sends(self, number, way, state, max_attempts) -> None:
+        # One rule for all: jobs should live long enough to meet something.
         grant = self.grant(number)
+        if way == "finish":
+            self.finish(grant, state)
+        elif way == "fail":
+            self.fail(grant, max_attempts)
+        elif way == "renew":
+            self.renew(grant)
+        else:
+            self.release(grant)
+
+    def finish(self, grant, state) -> None:
         held, before = self.holds(grant), self.jobs[grant.job_id]["state"]
         status = self.do(
             self.shard.finish(
@@ -262,10 +310,7 @@ class ScriptMachine(RuleBasedStateMachine):
         else:
             assert status == ("duplicate" if grant.finished else "lost")
 
-    @precondition(lambda self: self.grants)
-    @rule(number=picks, max_attempts=st.integers(1, 3))
-    def fail(self, number, max_attempts) -> None:
-        grant = self.grant(number)
+    def fail(self, grant, max_attempts) -> None:
         job = self.jobs[grant.job_id]
         running = self.holds(grant) and job["state"] == "running"
         status = self.do(
@@ -279,10 +324,7 @@ class ScriptMachine(RuleBasedStateMachine):
             last = int(job.get("attempts", 0)) + 1 >= max_attempts
             assert status == ("failed" if last else "retrying")
 
-    @precondition(lambda self: self.grants)
-    @rule(number=picks)
-    def renew(self, number) -> None:
-        grant = self.grant(number)
+    def renew(self, grant) -> None:
         (status,) = self.do(
             self.shard.scripts.renew(
                 group=grant.group,
@@ -292,10 +334,7 @@ class ScriptMachine(RuleBasedStateMachine):
         )
         assert (status != "lost") == self.holds(grant)
 
-    @precondition(lambda self: self.grants)
-    @rule(number=picks)
-    def release(self, number) -> None:
-        grant = self.grant(number)
+    def release(self, grant) -> None:
         held = self.holds(grant)
         found = self.do(
             self.shard.scripts.release(
@@ -331,37 +370,59 @@ class ScriptMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.made)
     @rule(
         number=picks,
-        which=st.sampled_from(["lease", "lease", "delayed", "delayed", "deadline"]),
+        which=st.sampled_from(["lease", "lease", "lease", "delayed", "deadline"]),
     )
     def time_passes(self, number, which) -> None:
         zset = getattr(KEYS, which)
         members = sorted(self.reader.zrange(zset, 0, -1))
+        running = [j for j in members if self.jobs[j]["state"] == "running"]
+        members = running if running and number % 4 else members
         if members:
             job_id = members[number % len(members)]
             self.do(self.shard.overdue(zset, job_id))
-        self.do(self.shard.reap(MOST_LOSSES))
+            if which == "lease" and self.jobs[job_id].get("cancel") != "1":
+                self.losses.note(job_id, self.jobs[job_id])
+        self.do(self.shard.reap(self.most_alone))
         assert not self.reader.zrangebyscore(zset, 0, 1)
 
     @rule(
         group=st.sampled_from(GROUPS),
-        kind=st.sampled_from(["heartbeat", "comes_back", "dies"]),
+        kind=st.sampled_from(["heartbeat", "comes_back", "dies", "is_stopped"]),
     )
     def group_changes(self, group, kind) -> None:
-        if kind == "dies":
-            self.group_dies(group)
+        if kind in ("dies", "is_stopped"):
+            self.group_ends(group, counts=kind == "dies")
         self.heartbeat(group, expired=kind == "comes_back")
 
-    def group_dies(self, group) -> None:
-        held = [
-            j
-            for j, job in self.jobs.items()
-            if job["state"] in ACTIVE and job["owner"] == group
-        ]
-        assert self.do(self.shard.scripts.forfeit(group)) == len(held)
+    def group_ends(self, group, counts) -> None:
+        held = held_by(self.jobs, group)
+        ended = self.do(self.shard.scripts.forfeit(group, "a test", counts=counts))
+        assert ended == len(held)
         assert not self.reader.exists(KEYS.group(group))
-        report = self.do(self.shard.reap(MOST_LOSSES))
-        taken = report.redelivered + report.dead + report.cancelled
-        assert taken == len(held)
+        report = self.do(self.shard.reap(self.most_alone))
+        assert report.redelivered + report.dead + report.cancelled == len(held)
+        for job_id in held:
+            if counts and self.jobs[job_id].get("cancel") != "1":
+                self.losses.note(job_id, self.jobs[job_id])
+
+    @precondition(lambda self: self.reader.xlen(KEYS.dead))
+    @rule(number=picks, purges=st.booleans())
+    def dead(self, number, purges) -> None:
+        letters = self.do(self.mill.dead_letters())
+        letter = letters[number % len(letters)]
+        if purges:
+            assert self.do(self.mill.purge(letter.id)) == 1
+            return
+        tenant = self.jobs[letter.id]["tenant"]
+        if letter.requeued_as is None and self.is_full(tenant):
+            with pytest.raises(QueueFull):
+                self.do(self.mill.requeue(letter.id))
+            return
+        (made,) = self.do(self.mill.requeue(letter.id))
+        assert letter.requeued_as in (None, made.job)
+        if letter.requeued_as is None:
+            assert made.job not in self.ids
+            self.ids.append(made.job)
 
     def heartbeat(self, group, expired) -> None:
         if expired:
@@ -371,7 +432,7 @@ class ScriptMachine(RuleBasedStateMachine):
         assert self.reader.exists(KEYS.group(group))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(3600 if LONG else 120)
 def test_every_interleaving_keeps_the_shard_consistent(
     redis_server: RedisServer,
 ) -> None:
@@ -379,8 +440,8 @@ def test_every_interleaving_keeps_the_shard_consistent(
     run_state_machine_as_test(
         ScriptMachine,
         settings=settings(
-            max_examples=12,
-            stateful_step_count=40,
+            max_examples=400 if LONG else 14,
+            stateful_step_count=120 if LONG else 50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

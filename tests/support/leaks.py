@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
-_PERMANENT = re.compile(
+PERMANENT = re.compile(
     r"tm:(pool|models|shards|scripts|tokenizer:.+)"
     r"|tm:\{[^}]+\}:(lanes|resume|delayed|lease|deadline|groups|scheduler|load|recent"
-    r"|done|dlq|q:(interactive|bulk):[^:]+:\d+)"
+    r"|done|dlq|limits|q:(interactive|bulk):[^:]+:\d+)"
 )
 """Their number is bounded by the numbers of models, partitions and lanes."""
 
@@ -23,6 +23,6 @@ async def leaked_keys(client: Any) -> list[str]:
     leaked = []
     async for raw in client.scan_iter(count=1000):
         name = raw.decode()
-        if not _PERMANENT.fullmatch(name) and await client.ttl(raw) == -1:
+        if not PERMANENT.fullmatch(name) and await client.ttl(raw) == -1:
             leaked.append(name)
     return sorted(leaked)

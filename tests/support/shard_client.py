@@ -52,10 +52,11 @@ def group_info(group: str, **changes: Any) -> GroupInfo:
     return GroupInfo(**(fields | changes))
 
 
-def delta(offset: int, count: int = 1) -> bytes:
+def delta(offset: int, count: int = 1, choice: int = 0) -> bytes:
     """A delta of `count` tokens."""
     tokens = tuple(range(offset, offset + count))
-    return encode(Delta(offset=offset, token_ids=tokens, text="x" * count))
+    text = "x" * count
+    return encode(Delta(choice=choice, offset=offset, token_ids=tokens, text=text))
 
 
 def ending_of(job_id: str, state: str) -> tuple[bytes, bytes]:

@@ -6,6 +6,10 @@ from typing import Any
 
 from tokenmill.shared.keys import Keys
 from tokenmill.shared.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, WAITING, State
+from tokenmill.shared.script_types import DEAD_MS
+
+from .leaks import PERMANENT
+from .shard_model import prefill_held
 
 ALLOWED = {(before, after) for (before, _), after in TRANSITIONS.items()}
 NOT_STORED = dict.fromkeys(("deadline", "idem", "entry", "entry_key"), "") | {
@@ -13,6 +17,12 @@ NOT_STORED = dict.fromkeys(("deadline", "idem", "entry", "entry_key"), "") | {
 }
 """What a record leaves out where it has its default."""
 PER_JOB = ("job", "in", "ids", "out", "tok")
+SIZES = {
+    "blocks": "total_blocks",
+    "running": "max_running",
+    "tokens": "batch_tokens",
+}
+HOUR_MS = 3_600_000
 
 
 class ShardTruth:
@@ -26,11 +36,19 @@ class ShardTruth:
     def __init__(self, client: Any, keys: Keys) -> None:
         self.client = client
         self.keys = keys
+        self.names: list[str] = []
         self.states: dict[str, State] = {}
+        self.results: dict[str, str] = {}
+        """Of ended jobs, as first seen: each has one, and it never changes."""
+
+    def named(self, start: str) -> list[str]:
+        """Keys of this check whose names begin so."""
+        return [name for name in self.names if name.startswith(start)]
 
     def jobs(self) -> dict[str, dict[str, str]]:
-        start = len(self.keys.job(""))
-        names = sorted(self.client.scan_iter(self.keys.job("*"), count=1000))
+        prefix = self.keys.prefix
+        self.names = sorted(self.client.scan_iter(f"{prefix}*", count=10_000))
+        start, names = len(self.keys.job("")), self.named(self.keys.job(""))
         pipe = self.client.pipeline(transaction=False)
         for name in names:
             pipe.hgetall(name)
@@ -47,6 +65,8 @@ class ShardTruth:
         self._entries(jobs)
         self._ends(jobs)
         self._logs(jobs)
+        self._letters(jobs)
+        self._lifetimes(jobs)
         return jobs
 
     def _transitions(self, jobs: dict[str, dict[str, str]]) -> None:
@@ -82,30 +102,38 @@ class ShardTruth:
         assert kept == dict(truth)
 
     def _credits(self, jobs: dict[str, dict[str, str]]) -> None:
-        for name in self.client.scan_iter(self.keys.group("*")):
+        for name in self.named(self.keys.group("")):
             group = self.client.hgetall(name)
             mine = [
                 job
                 for job in jobs.values()
                 if job["state"] in ACTIVE and job["owner"] == group["group"]
             ]
-            assert int(group["credit_running"]) == int(group["max_running"]) - sum(
-                int(job["cost_running"]) for job in mine
-            )
-            assert int(group["credit_blocks"]) == int(group["total_blocks"]) - sum(
-                int(job["cost_blocks"]) for job in mine
-            )
-            assert int(group["credit_tokens"]) == int(group["batch_tokens"]) - sum(
-                int(job["cost_tokens"])
-                for job in mine
-                if job["credit_tokens_back"] != "1"
-            )
-            pending = [job for job in mine if job["credit_tokens_back"] != "1"]
-            # Only a prompt longer than the whole budget, alone, may overdraw it.
-            assert int(group["credit_tokens"]) >= 0 or len(pending) == 1
-            assert int(group["credit_running"]) >= 0 or len(mine) == 1
-            assert int(group["credit_blocks"]) >= 0
+            self._books(group, mine, "credit", -1)
+            bulk = [job for job in mine if job["class"] == "bulk"]
+            self._books(group, bulk, "bulk", 1)
+            alone = [j for j, job in jobs.items() if job in mine and is_alone(job)]
+            assert group["alone"] == "".join(alone)
+            assert len(mine) == 1 or not alone
+            self._overdrawn(group, [j for j in mine if j["class"] == "interactive"])
             assert self.client.pttl(name) > 0
+
+    def _books(
+        self, group: dict[str, str], jobs: list[dict[str, str]], kind: str, sign: int
+    ) -> None:
+        """Credit is the whole less what jobs hold; books of bulk what bulk holds."""
+        for name, size in SIZES.items():
+            whole = int(group[size]) if sign < 0 else 0
+            amount = sum(held_of(job)[name] for job in jobs)
+            assert int(group[f"{kind}_{name}"]) == whole + sign * amount, name
+
+    def _overdrawn(self, group: dict[str, str], jobs: list[dict[str, str]]) -> None:
+        """Interactive work takes no more than there is, as if there were no bulk; only
+        what is larger than the whole does, while nothing else holds any of it.
+        """
+        for name, size in SIZES.items():
+            amounts = [held_of(job)[name] for job in jobs if held_of(job)[name]]
+            assert sum(amounts) <= int(group[size]) or len(amounts) == 1, name
 
     def _sets(self, jobs: dict[str, dict[str, str]]) -> None:
         def having(*states: State) -> set[str]:
@@ -127,7 +155,7 @@ class ShardTruth:
         waiting: list[tuple[str, str, str]] = []
         filled = set()
         lanes = f"{self.keys.prefix}q:"
-        for name in self.client.scan_iter(f"{lanes}*"):
+        for name in self.named(lanes):
             entries = self.client.xrange(name)
             waiting += [(name, entry, fields["id"]) for entry, fields in entries]
             if entries:
@@ -142,7 +170,7 @@ class ShardTruth:
             if job["state"] == State.QUEUED
         )
         assert set(self.client.zrange(self.keys.lanes, 0, -1)) == filled
-        for name in self.client.scan_iter(self.keys.work("*")):
+        for name in self.named(self.keys.work("")):
             for entry, fields in self.client.xrange(name):
                 job = jobs[fields["id"]]
                 assert job["state"] == State.DISPATCHED
@@ -168,6 +196,7 @@ class ShardTruth:
             assert (out is not None) == over
             if over:
                 assert json.loads(out)["state"] == job["state"]
+                assert self.results.setdefault(job_id, out) == out
             for _ in range(len(PER_JOB) + bool(job["idem"])):
                 ttl = next(replies)
                 assert ttl == -2 or (ttl > 0) == over, job_id
@@ -179,7 +208,8 @@ class ShardTruth:
             pipe.xrange(self.keys.log(job_id))
         for (job_id, job), log in zip(jobs.items(), pipe.execute(), strict=True):
             assert log or job["state"] != State.RUNNING, job_id
-            last, offset, ended = (0, -1), 0, False
+            last, ended = (0, -1), False
+            offsets: Counter[int] = Counter()
             for entry, fields in log:
                 epoch, seq = map(int, entry.split("-"))
                 assert last < (epoch, seq)
@@ -189,8 +219,47 @@ class ShardTruth:
                 delta = json.loads(fields.get("d", "{}"))
                 ended = "end" in delta
                 if "token_ids" in delta:
-                    assert delta.get("offset", 0) == offset
-                    offset += len(delta["token_ids"])
+                    choice = delta.get("choice", 0)
+                    assert delta.get("offset", 0) == offsets[choice]
+                    offsets[choice] += len(delta["token_ids"])
             if log and job["state"] in WAITING:
                 assert last == (int(job["epoch"]), 0), "taken away without a fence"
             assert ended == (bool(log) and job["state"] in TERMINAL), job_id
+
+    def _letters(self, jobs: dict[str, dict[str, str]]) -> None:
+        """A dead letter's job failed, is told of once, and is kept as long as it."""
+        letters = self.client.xrange(self.keys.dead)
+        named = [fields["id"] for _, fields in letters]
+        assert len(named) == len(set(named))
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in named:
+            assert jobs[job_id]["state"] == State.FAILED
+            for kind in ("job", "in", "out"):
+                pipe.pttl(f"{self.keys.prefix}{kind}:{job_id}")
+        assert all(left > DEAD_MS - HOUR_MS for left in pipe.execute())
+
+    def _lifetimes(self, jobs: dict[str, dict[str, str]]) -> None:
+        """Only what is documented as permanent, and jobs that go on, never expire."""
+        pipe = self.client.pipeline(transaction=False)
+        for name in self.names:
+            pipe.pttl(name)
+        for name, left in zip(self.names, pipe.execute(), strict=True):
+            if left == -1 and not PERMANENT.fullmatch(name):
+                kind, _, rest = name.removeprefix(self.keys.prefix).partition(":")
+                job_id = self.client.get(name).split()[0] if kind == "idem" else rest
+                assert kind in ("job", "in", "ids", "tok", "idem"), name
+                assert jobs[job_id]["state"] not in TERMINAL, name
+
+
+def held_of(job: dict[str, str]) -> dict[str, int]:
+    """What an active job holds of its group."""
+    return {
+        "blocks": int(job["cost_blocks"]),
+        "running": int(job["cost_running"]),
+        "tokens": prefill_held(job),
+    }
+
+
+def is_alone(job: dict[str, str]) -> bool:
+    """Whether an active job was dispatched to be alone."""
+    return job["alone"] == "1"

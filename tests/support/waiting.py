@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 
 async def wait_until(
@@ -48,3 +48,10 @@ def wait_until_sync(
         if time.monotonic() > end:
             raise AssertionError(f"{what} did not become true in {timeout_s} s")
         time.sleep(every_s)
+
+
+async def ticks(every_s: float) -> AsyncIterator[None]:
+    """Comes round again and again: load that goes on until its task is cancelled."""
+    while True:
+        yield
+        await asyncio.sleep(every_s)

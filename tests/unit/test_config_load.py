@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.shared.config import Config
+from tokenmill.shared.config import Config, TenantConfig
 from tokenmill.shared.config_load import load_config
 from tokenmill.shared.errors import ConfigError
 
@@ -144,3 +144,41 @@ def test_passwords_are_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, {"TOKENMILL_REDIS_URL": "http://user:s3cret@host"})
     assert "s3cret" not in str(caught.value)
+
+
+def test_tenants_have_tables_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(
+        "[tenants.acme]\nweight = 2\nwaiting_jobs = 10\n"
+        '[tenants."a@b.c"]\ntokens_per_minute = 5000\n'
+    )
+    loaded = load_config(file, {})
+    acme, other = loaded.config.tenants["acme"], loaded.config.tenants["a@b.c"]
+    assert (acme.weight, acme.waiting_jobs, acme.waiting_tokens) == (2.0, 10, None)
+    assert (other.weight, other.tokens_per_minute) == (1.0, 5000)
+    assert ("tenants.acme.waiting_jobs", 10, str(file)) in loaded.rows()
+    assert ("tenants.acme.waiting_tokens", None, "default") in loaded.rows()
+    text = '{"acme": {"weight": 3}}'
+    assert load_config(file, {"TOKENMILL_TENANTS": text}).config.tenants == {
+        "acme": TenantConfig(weight=3.0)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tenants.acme]\nweigth = 1", "tenants.acme.weigth"),
+        ("[tenants.acme]\nweight = 0", "tenants.acme.weight"),
+        ("[tenants.acme]\nwaiting_jobs = 'x'", "tenants.acme.waiting_jobs"),
+        ('[tenants."a b"]\nweight = 1', "'a b' cannot be a tenant"),
+        ("tenants = 3", "expected tables"),
+        ("[tenants]\nacme = 3", "tenants.acme"),
+    ],
+)
+def test_a_wrong_tenant_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_config(file, {})
+    with pytest.raises(ConfigError, match="TOKENMILL_TENANTS"):
+        load_config(None, {"TOKENMILL_TENANTS": "{"})

@@ -132,6 +132,23 @@ def test_nor_does_bulk_that_a_step_without_memory_left_out_go_first():
     assert steps_to_first_token(engine, stream, "urgent") == 1
 
 
+def test_without_memory_a_prompt_waits_one_step_behind_rows_of_bulk():
+    engine, runner = make()
+    stream = Stream()
+    for index in range(12):
+        engine.add(bulk(f"b{index}", [index, 2], 40))
+    stream.take(engine.step())
+    runner.max_rows = 5
+    for _ in range(6):
+        stream.take(engine.step())
+    engine.add(long("urgent", [5, 6, 7, 8], 4))
+    assert steps_to_first_token(engine, stream, "urgent") <= 2
+    drain(engine, stream)
+    for index in range(12):
+        expected = greedy_oracle([index, 2], 40, eos=None)
+        assert stream.token_ids[f"b{index}", 0] == expected
+
+
 def test_bulk_between_interactive_requests_never_makes_them_wait():
     """One slot, and requests that come one by one: bulk moves on in each gap."""
     engine, _ = make(max_running=1)

@@ -1,4 +1,4 @@
-"""The event loop of a worker, which renews leases, goes on while its engine computes."""
+"""The loop of a worker, which renews leases, goes on while its engine computes."""
 
 import asyncio
 import time

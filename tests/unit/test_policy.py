@@ -10,6 +10,7 @@ from tokenmill.scheduler.snapshot import (
 from tokenmill.scheduler.turns import BULK_PATIENCE_MS, BULK_TURN_MS, RESERVE_AFTER_MS
 from tokenmill.shared.messages import JobClass
 
+
 def test_an_idle_group_answers_at_once():
     made = decide([job("a")], group(step_ms=900.0), arrivals_per_s=1000.0)
     assert order(made) == ["a"]

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tokenmill.shared.config import Config
+from tokenmill.shared.config import Config, ModelConfig
+from tokenmill.shared.config_check import check
+from tokenmill.shared.errors import ConfigError
 from tokenmill.shared.pool.plan import ALLOCATOR_VARIABLE, PoolOptions, plan_children
 
 
@@ -26,3 +28,27 @@ def test_the_operators_allocator_settings_stand(
 ) -> None:
     monkeypatch.setenv(ALLOCATOR_VARIABLE, "max_split_size_mb:128")
     assert ALLOCATOR_VARIABLE not in environments()["worker-0"]
+
+
+def commands(model: ModelConfig) -> list[tuple[str, ...]]:
+    config = Config(models=(model,))
+    check(config, {})
+    children = plan_children(PoolOptions(), config, "redis://host", console=False)
+    return [child.command for child in children if child.name.startswith("worker")]
+
+
+def test_each_replica_is_told_which_lengths_it_serves() -> None:
+    model = ModelConfig(name="m", replicas=3, serves=("short", "long", "any"))
+    told = [command[command.index("--serves") + 1] for command in commands(model)]
+    assert told == ["short", "long", "any"]
+
+
+def test_without_a_word_of_lengths_the_workers_setting_stands() -> None:
+    (command,) = commands(ModelConfig(name="m"))
+    assert "--serves" not in command
+
+
+def test_lengths_for_another_number_of_replicas_are_refused() -> None:
+    model = ModelConfig(name="m", replicas=3, serves=("short", "long"))
+    with pytest.raises(ConfigError, match=r"models\[0\].serves.*2 entries.*3 replicas"):
+        commands(model)

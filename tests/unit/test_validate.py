@@ -6,9 +6,18 @@ import time
 import msgspec
 import pytest
 
-from tokenmill.shared.errors import InvalidRequest, PayloadTooLarge, ProtocolError
+from tokenmill.shared.errors import (
+    InvalidRequest,
+    NewerSchema,
+    PayloadTooLarge,
+    ProtocolError,
+)
 from tokenmill.shared.messages import (
+    SCHEMA_VERSION,
+    Delta,
+    InputRef,
     JobRequest,
+    JobResult,
     Message,
     ModelCard,
     PoolCard,
@@ -205,8 +214,47 @@ def test_a_request_survives_the_wire() -> None:
 
 
 def test_a_request_of_a_later_version_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match="version 2"):
-        decode_request(b'{"v": 2, "text": "a"}')
+    following = SCHEMA_VERSION + 1
+    # Its other fields are not looked at: their types are those of its version.
+    with pytest.raises(NewerSchema, match=f"version {following}.*upgrade"):
+        decode_request(b'{"v": %d, "text": {"new": "type"}}' % following)
+
+
+@pytest.mark.parametrize("version", [0, -1, SCHEMA_VERSION + 2, 10**30])
+def test_a_version_that_no_neighbour_can_have_is_no_record(version) -> None:
+    with pytest.raises(ProtocolError, match=r"one version apart") as caught:
+        decode_request(b'{"v": %d, "text": "a"}' % version)
+    assert not isinstance(caught.value, NewerSchema)
+
+
+def test_a_reference_must_be_stamped_with_its_version() -> None:
+    ref = InputRef(name="t/x", size=1, sha256="x")
+    assert decode_request(encode(JobRequest(v=2, text_ref=ref))).text_ref == ref
+    with pytest.raises(InvalidRequest, match="has version 2, found 1"):
+        decode_request(encode(JobRequest(text_ref=ref)))
+
+
+def test_records_are_stamped_with_the_lowest_version_that_reads_them() -> None:
+    assert JobRequest(text="a").v == 1
+    result = JobResult(id="i", state="succeeded", model="m")
+    assert (result.v, PoolCard().v, CARD.v) == (1, 1, 1)
+    # A record without `v` is of the first version, whatever is the newest here.
+    assert msgspec.json.decode(b'{"text":"a"}', type=JobRequest).v == 1
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        JobRequest(text="a"),
+        Delta(offset=3, token_ids=(1,), text="x"),
+        JobResult(id="i", state="succeeded", model="m"),
+        PoolCard(),
+    ],
+)
+def test_records_of_a_newer_writer_are_read_without_its_new_fields(record) -> None:
+    plain = msgspec.json.decode(encode(record))
+    more = msgspec.json.encode({**plain, "since_three": {"deep": [1]}})
+    assert msgspec.json.decode(more, type=type(record)) == record
 
 
 def test_a_request_may_have_fields_of_a_later_version() -> None:

@@ -27,6 +27,7 @@ from tokenmill.shared.messages import (
     Delta,
     End,
     FinishReason,
+    JobClass,
     JobRequest,
     Sampling,
     encode,
@@ -189,6 +190,18 @@ def test_echo_holds_back_half_a_character_and_resumes_in_it() -> None:
     (delta,) = resumed.step().deltas
     assert (delta.offset, delta.text) == (1, "ä!")
     assert slept == [0.5]
+
+
+def test_echo_runs_interactive_requests_before_bulk() -> None:
+    engine = EchoEngine(max_running=1, step_s=0.5, sleep=lambda _: None)
+    bulk = msgspec.structs.replace(request("bulk"), id="b", job_class=JobClass.BULK)
+    engine.add(bulk)
+    assert engine.step().deltas[0].request_id == "b"
+    engine.add(msgspec.structs.replace(request("now"), id="i"))
+    names = []
+    while engine.has_work:
+        names += [delta.request_id for delta in engine.step().deltas]
+    assert names == ["i"] * 3 + ["b"] * 3
 
 
 def test_echo_is_named_on_the_command_line() -> None:

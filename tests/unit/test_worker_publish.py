@@ -13,8 +13,9 @@ from tokenmill.shared.config import SchedulerConfig
 from tokenmill.shared.messages import Delta, FinishReason, JobRequest, JobResult
 from tokenmill.shared.outage import Outage
 from tokenmill.shared.scripts import EmitItem, FinishItem, Started
+from tokenmill.workers.ending import Ending, Way
 from tokenmill.workers.engine.request import EngineRequest, TokenDelta
-from tokenmill.workers.finish import Ending, Recorder, Way
+from tokenmill.workers.finish import Recorder
 from tokenmill.workers.jobs import JobTable, RunningJob
 from tokenmill.workers.publish import Publisher
 

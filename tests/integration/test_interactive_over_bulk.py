@@ -1,0 +1,77 @@
+"""An interactive job on a worker that bulk fills: the whole pool, a tiny model."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from support.fault_pool import FaultPool, fault_pool
+from support.follower import Follower
+from support.tiny_models import save_tiny_model
+from support.waiting import wait_until
+
+from tokenmill import Client, JobClass, Prompt, Sampling
+
+MODEL = "tiny"
+STEP_S = 0.02
+TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultPool]:
+    directory = tmp_path_factory.mktemp("pool")
+    model = save_tiny_model("llama", directory)
+    settings = {
+        "STEP_DELAY_MS": str(int(STEP_S * 1000)),
+        "TOKENMILL_WORKER_THREADS": "1",
+        "TOKENMILL_WORKER_MAX_RUNNING": "3",
+        "TOKENMILL_WORKER_LEASE_MS": "1500",
+        "TOKENMILL_WORKER_KV_MEMORY_MB": "16",
+    }
+    with fault_pool(directory, MODEL, "--model", str(model), **settings) as made:
+        yield made
+
+
+@pytest.fixture
+async def mill(pool: FaultPool) -> AsyncIterator[Client]:
+    async with Client(pool.url) as client:
+        yield client
+
+
+def prompt(text: str, tokens: int, job_class: JobClass) -> Prompt:
+    sampling = Sampling(max_tokens=tokens, temperature=0.9, seed=5, ignore_eos=True)
+    return Prompt(text, model=MODEL, sampling=sampling, job_class=job_class)
+
+
+async def test_an_interactive_job_takes_the_place_of_bulk(
+    pool: FaultPool, mill: Client
+) -> None:
+    worker = pool.ready_worker()
+    alone = []
+    for index in range(3):
+        job = await mill.submit(prompt(f"bulk {index}", TOKENS, JobClass.BULK))
+        alone.append(await job.result(timeout=60))
+    jobs = await mill.submit_many(
+        [prompt(f"bulk {index % 3}", TOKENS, JobClass.BULK) for index in range(6)]
+    )
+    bulk = [Follower(job) for job in jobs]
+    # Three run, three wait; all slots are taken.
+    await wait_until(lambda: sum(one.num_tokens > 0 for one in bulk) == 3, timeout_s=20)
+    for index in range(4):
+        job = await mill.submit(prompt(f"now {index}", 10, JobClass.INTERACTIVE))
+        before = max(one.num_tokens for one in bulk)
+        result = await job.result(timeout=20)
+        # In the time in which bulk, had it to end first, would make many more tokens.
+        after = max(one.num_tokens for one in bulk)
+        assert after - before < 60
+        assert result.usage.completion_tokens == 10
+        assert not any(one.task.done() for one in bulk), "bulk was not waited for"
+    ended = await asyncio.gather(*(one.ended() for one in bulk))
+    for index, result in enumerate(ended):
+        assert result.choices == alone[index % 3].choices
+        assert pool.record(result.id).get("lease_losses", "0") == "0"
+    await wait_until(lambda: pool.group(worker)["num_running"] == "0")
+    group = pool.group(worker)
+    assert int(group["preemptions"]) >= 4
+    assert group["overruns"] == "0"
+    assert group["credit_running"] == group["max_running"]
+    assert (group["bulk_running"], group["bulk_blocks"]) == ("0", "0")
