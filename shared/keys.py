@@ -230,7 +230,9 @@ class Keys:
 
     @property
     def scheduler(self) -> str:
-        """hash, owner, fence, until (Redis ms): the active scheduler's lease."""
+        """hash, owner, fence, until (Redis ms), and schema, the newest version that it
+        reads: the active scheduler's lease.
+        """
         return f"{self.prefix}scheduler"
 
     # --- the shard -----------------------------------------------------------------

@@ -290,7 +290,6 @@ class ReapReport(msgspec.Struct, frozen=True):
     groups: int = 0
     """Silent groups forgotten."""
     dead_jobs: tuple[DeadJob, ...] = ()
-    """The same by name."""
     dropped: tuple[str, ...] = ()
     """Jobs whose record Redis could not act on; they are looked at no more."""
     fenced: bool = False

@@ -102,41 +102,25 @@ class ReapScripts(ScriptRunner):
         leases, deadlines, due, silent = ([text(m) for m in part] for part in parts)
         overdue = list(dict.fromkeys([*deadlines, *leases, *due]))
         expired, unrenewed = set(deadlines), set(leases)
-        counts: Counter[str] = Counter()
-        dead: list[DeadJob] = []
-        dropped: list[str] = []
+        shared: list[Argument] = [fence, max_losses_alone, MAX_START_LOSSES, dead_ms]
+        tally = _Tally()
         for first in range(0, len(overdue), _REAP_CHUNK):
             chunk = overdue[first : first + _REAP_CHUNK]
-            hints = await self.hints(chunk)
-            plans = [
-                _plan(job_id, hint, expired, unrenewed, max_losses_alone)
-                for job_id, hint in zip(chunk, hints, strict=True)
+            rows = [
+                (
+                    job_id,
+                    hint,
+                    _plan(job_id, hint, expired, unrenewed, max_losses_alone),
+                )
+                for job_id, hint in zip(chunk, await self.hints(chunk), strict=True)
             ]
-            shared: list[Argument] = [
-                *(fence, max_losses_alone, MAX_START_LOSSES, dead_ms)
-            ]
-            rows = list(zip(chunk, hints, plans, strict=True))
-            actions = await self._reap_or_drop(shared, rows)
-            counts.update(actions)
-            for (job_id, hint, _), action in zip(rows, actions, strict=True):
-                if action == "dropped":
-                    dropped.append(job_id)
-                elif action in ("dead", "unstartable"):
-                    dead.append(_dead(job_id, action, hint))
+            tally.add(rows, await self._reap_or_drop(shared, rows))
         for group in silent:
             keys = [k.group(group), k.groups, k.work(group)]
-            counts["groups"] += number(await self.run("leave", keys, [group, "1"]))
-        return ReapReport(
-            redelivered=counts["redeliver"],
-            dead=len(dead),
-            expired=counts["expire"],
-            due=counts["due"],
-            cancelled=counts["cancel"],
-            groups=counts["groups"],
-            dead_jobs=tuple(dead),
-            dropped=tuple(dropped),
-            fenced=counts["fenced"] > 0,
-        )
+            tally.counts["groups"] += number(
+                await self.run("leave", keys, [group, "1"])
+            )
+        return tally.report()
 
     async def _drop_undecodable(self, members: Sequence[bytes]) -> None:
         """Removes members that cannot be job ids: each reap would meet them again."""
@@ -182,6 +166,37 @@ class ReapScripts(ScriptRunner):
             args += (job_id, plan, hint.owner, hint.entry_key)
             args += _reaped(job_id, plan, hint)
         return [text(reply) for reply in await self.run_list("reap", keys, args)]
+
+
+class _Tally:
+    """What became of the jobs of one reap."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._dead: list[DeadJob] = []
+        self._dropped: list[str] = []
+
+    def add(self, rows: Sequence[_Row], actions: Sequence[str]) -> None:
+        self.counts.update(actions)
+        for (job_id, hint, _), action in zip(rows, actions, strict=True):
+            if action == "dropped":
+                self._dropped.append(job_id)
+            elif action in ("dead", "unstartable"):
+                self._dead.append(_dead(job_id, action, hint))
+
+    def report(self) -> ReapReport:
+        counts = self.counts
+        return ReapReport(
+            redelivered=counts["redeliver"],
+            dead=len(self._dead),
+            expired=counts["expire"],
+            due=counts["due"],
+            cancelled=counts["cancel"],
+            groups=counts["groups"],
+            dead_jobs=tuple(self._dead),
+            dropped=tuple(self._dropped),
+            fenced=counts["fenced"] > 0,
+        )
 
 
 def _plan(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -61,6 +61,11 @@ class Storage:
         self._max_bytes = max_bytes
         self._fs, self._root = _open(url)
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage")
+
+    @classmethod
+    async def opened(cls, url: str, *, max_bytes: int) -> Self:
+        """The same off the event loop: a backend's modules take a second to import."""
+        return await asyncio.to_thread(cls, url, max_bytes=max_bytes)
 
     async def write(self, ref: InputRef, content: bytes) -> None:
         """Stores an input, again if it is there: its age begins anew.

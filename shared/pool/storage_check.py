@@ -32,7 +32,8 @@ async def examine_storage(card: PoolCard | None, config: Config) -> Finding:
 
     store = None
     try:
-        store = Storage(url, max_bytes=config.storage.max_input_bytes)
+        most = config.storage.max_input_bytes
+        store = await Storage.opened(url, max_bytes=most)
         await store.probe()
     except StorageUnavailable as error:
         cure = "mount the directory or correct the address, and its credentials in the "
