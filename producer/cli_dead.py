@@ -10,7 +10,7 @@ from .cli_output import clock, duration, print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from .client import Client
-    from .dead import DeadLetter, Requeued
+    from .dead_letter import DeadLetter, Requeued
 
 _HEADER: Final = ("ID", "REASON", "CLASS", "TENANT", "AGE", "REQUEUED AS", "ERROR")
 _SPARE: Final = ("ERROR", "CLASS", "TENANT", "REQUEUED AS", "AGE", "REASON")

@@ -1,6 +1,5 @@
 """Dead letters for operators: what failed for good, and running it once more."""
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -8,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ..shared.errors import ProtocolError, QueueFull, TokenmillError, UnknownJob
-from ..shared.keys import SHARDS, JobId, Keys, is_shard
-from ..shared.messages import JobError
+from ..shared.keys import SHARDS, Keys, is_shard
 from ..shared.script_types import NewJob
-from .info import JobInfo
+from .dead_letter import DeadLetter, Requeued, again, id_of, problem, shown
 from .listing import as_text
 from .session import Session
 from .submit import Submission, WhenFull
@@ -21,39 +19,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 200
 """Records, or jobs to be requeued, per round trip."""
-_DEFAULT_KEEP_MS: Final = 3_600_000
-"""What a record that names none stands for."""
 Ids = str | Iterable[str] | None
 _log: Final = logging.getLogger("tokenmill.producer")
-
-
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job that failed for good, or a queue entry that nobody understood."""
-
-    id: str
-    """The job's; of an entry `<model>:<partition>/<stream id of the letter>`."""
-    shard: str
-    at_ms: int
-    """When it was buried, by the clock of Redis."""
-    reason: str
-    """`lease_losses`, `start_losses` or `attempts` for a job; else what was wrong."""
-    error: JobError | None = None
-    """How the job failed last."""
-    job: JobInfo | None = None
-    """Its record; None when it has expired, or where there is no job."""
-    requeued_as: str | None = None
-    """The job that was made from it."""
-
-
-class Requeued(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one letter that was to run again."""
-
-    id: str
-    """Of the letter."""
-    job: str | None = None
-    """The new job, also when an earlier requeue made it."""
-    problem: str | None = None
-    """Why there is none."""
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -158,9 +125,9 @@ class DeadLetters:
             pairs += [
                 (keys, letter)
                 for letter in letters
-                if wanted is None or _id_of(keys, letter) in wanted
+                if wanted is None or id_of(keys, letter) in wanted
             ]
-        missing = (wanted or set()) - {_id_of(keys, letter) for keys, letter in pairs}
+        missing = (wanted or set()) - {id_of(keys, letter) for keys, letter in pairs}
         if missing:
             raise UnknownJob(
                 f"no dead letter of '{min(missing)[:120]}'; `tokenmill dead list` "
@@ -185,7 +152,7 @@ class DeadLetters:
         found: list[_Found] = []
         for (keys, letter), row in zip(pairs, rows, strict=True):
             record = {} if isinstance(row, ProtocolError) else as_text(row)
-            found.append(_Found(keys, letter, _shown(keys, letter, record), record))
+            found.append(_Found(keys, letter, shown(keys, letter, record), record))
         return found
 
     # --- running again ---------------------------------------------------------------
@@ -203,9 +170,9 @@ class DeadLetters:
                 made[letter_id] = Requeued(id=letter_id, job=one.shown.requeued_as)
                 continue
             try:
-                jobs.append((one, _again(one, payload)))
+                jobs.append((one, again(one.letter, one.record, payload)))
             except (TokenmillError, ValueError, KeyError) as error:
-                made[letter_id] = Requeued(id=letter_id, problem=_problem(error))
+                made[letter_id] = Requeued(id=letter_id, problem=problem(error))
         pool = await self._session.patiently(self._session.view.pool)
         refused = await self._submit(
             jobs, Submission(self._session, pool, when_full, wait_s)
@@ -245,71 +212,3 @@ class DeadLetters:
             marks.setdefault(one.keys.shard, []).append(mark)
         for shard, pairs in marks.items():
             await self._session.scripts(shards[shard]).mark_requeued(pairs)
-
-
-def _id_of(keys: Keys, letter: "Letter") -> str:
-    return letter.job_id or f"{keys.shard}/{letter.entry}"
-
-
-def _shown(keys: Keys, letter: "Letter", record: dict[str, str]) -> DeadLetter:
-    try:
-        info = JobInfo.from_record(letter.job_id, record) if record else None
-    except (ProtocolError, UnknownJob) as error:
-        info = JobInfo.unreadable(letter.job_id, str(error))
-    return DeadLetter(
-        id=_id_of(keys, letter),
-        shard=keys.shard,
-        at_ms=letter.at_ms,
-        reason=letter.reason,
-        error=_error(letter),
-        job=info,
-        requeued_as=record.get("requeued_as") or None,
-    )
-
-
-def _error(letter: "Letter") -> JobError:
-    text = letter.error.decode(errors="replace")
-    if not letter.job_id:
-        return JobError("protocol_error", f"from {text}: {letter.reason}")
-    try:
-        return msgspec.json.decode(letter.error, type=JobError)
-    except msgspec.MsgspecError:
-        return JobError("unknown", text[:400])
-
-
-def _problem(error: Exception) -> str:
-    if isinstance(error, TokenmillError):
-        return str(error)
-    return f"its record is damaged ({error}); submit the job again"
-
-
-def _again(one: _Found, payload: object) -> NewJob:
-    """Returns the job that a dead one becomes.
-
-    Raises:
-        TokenmillError: There is no job, or nothing is left of it.
-        ValueError: Its record is damaged; likewise `KeyError`.
-    """
-    record = one.record
-    if not one.letter.job_id:
-        raise TokenmillError("this entry was no job that could be understood; purge it")
-    if not record or not isinstance(payload, bytes):
-        raise TokenmillError(
-            "its record or input has expired or was purged; submit it again"
-        )
-    old = JobId.parse(one.letter.job_id)
-    unique = hashlib.sha256(f"requeued {old}".encode()).hexdigest()[:31]
-    return NewJob(
-        id=JobId(old.model, old.partition, unique),
-        payload=payload,
-        payload_hash=record["hash"],
-        job_class=record["class"],
-        tenant=record["tenant"],
-        priority=int(record.get("priority") or 0),
-        bucket=record["bucket"],
-        tokens=max(int(record["tokens"]), 1),
-        max_tokens=int(record["max_tokens"]),
-        seed=int(record["seed"]),
-        keep_ms=int(record.get("keep_ms") or _DEFAULT_KEEP_MS),
-        v=int(record.get("v") or 1),
-    )

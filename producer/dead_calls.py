@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from .dead import DeadLetter, DeadLetters, Ids, Requeued
+from .dead import DeadLetters, Ids
+from .dead_letter import DeadLetter, Requeued
 from .session import Session
 from .submit import WhenFull
 

@@ -65,7 +65,7 @@ class Session:
         """Returns the scripts of the shard that holds a job."""
         return self.scripts(job_id.keys)
 
-    def store(self, pool: PoolCard) -> "Storage":
+    async def store(self, pool: PoolCard) -> "Storage":
         """Returns the pool's store of large inputs.
 
         Raises:
@@ -81,7 +81,8 @@ class Session:
         if store is None:
             from ..shared.storage import Storage
 
-            store = self._stores[place] = Storage(place[0], max_bytes=place[1])
+            store = await Storage.opened(place[0], max_bytes=place[1])
+            self._stores[place] = store
         return store
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:

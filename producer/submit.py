@@ -98,7 +98,7 @@ class Submission:
         """Puts inputs by reference where their jobs will look for them."""
         uploads = [job.upload for job in jobs if job.upload is not None]
         if uploads:
-            store = self._session.store(self._pool)
+            store = await self._session.store(self._pool)
             await asyncio.gather(*(store.write(*upload) for upload in uploads))
 
     async def _round(self, jobs: Sequence[_Placed]) -> list[_Placed]:
