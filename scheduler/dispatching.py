@@ -17,6 +17,7 @@ from .bell import Bell, heard
 from .clock import ArrivalRate, RedisClock
 from .groups import GroupReader
 from .leader import LeadershipLost
+from .learning import MadeRatio
 from .policy import plan
 from .refusing import Refuser
 from .snapshot import Batch, Fairness, GroupView, Snapshot, WaitingJob
@@ -48,6 +49,7 @@ class Dispatcher:
         max_wait_ms: Longest wait for a fuller batch.
         weights: Tenant -> share of tokens; 1 where absent.
         short_tokens: Divides the length classes.
+        made: Which part of the tokens asked for is made.
         tick_s: Longest time between two looks while jobs wait.
         lease_ms: How long a group has to start what it was given.
     """
@@ -68,6 +70,7 @@ class Dispatcher:
         max_wait_ms: int,
         weights: Mapping[str, float],
         short_tokens: int,
+        made: MadeRatio,
         tick_s: float,
         lease_ms: int,
     ) -> None:
@@ -83,6 +86,7 @@ class Dispatcher:
         self._max_wait_ms = max_wait_ms
         self._weights = weights
         self._short_tokens = short_tokens
+        self._made = made
         self._tick_s = tick_s
         self._lease_ms = lease_ms
         self._batch_names = (f"{name}-{n}" for n in itertools.count(1))
@@ -120,6 +124,7 @@ class Dispatcher:
             max_wait_ms=self._max_wait_ms,
             weights=self._weights,
             short_tokens=self._short_tokens,
+            made_ratio=dict(self._made.by_class),
         )
         made = plan(snapshot, now_ms)
         self._fairness = made.fairness

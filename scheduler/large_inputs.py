@@ -70,6 +70,7 @@ class LargeInputs:
         self._take_in = take_in
         self._refuse = refuse
         self._slots = asyncio.Semaphore(FETCHES)
+        self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._store: Storage | None = None
         self._away = False
@@ -122,7 +123,8 @@ class LargeInputs:
         backoff = Backoff(first_s=0.5, longest_s=LONGEST_WAIT_S)
         while True:
             try:
-                content = await self._opened().read(ref, tenant)
+                store = await self._opened()
+                content = await store.read(ref, tenant)
             except StorageUnavailable as error:
                 if not self._away:
                     self._away = True
@@ -134,14 +136,18 @@ class LargeInputs:
                 _log.warning("storage_back")
             return content
 
-    def _opened(self) -> Storage:
+    async def _opened(self) -> Storage:
+        async with self._opening:
+            return await self._open()
+
+    async def _open(self) -> Storage:
         if self._store is None:
             if self._url is None:
                 raise StorageUnavailable(
                     "jobs name inputs in a store and this scheduler has none; set "
                     "storage.url as for the scheduler that published it"
                 )
-            self._store = Storage(self._url, max_bytes=self._max_bytes)
+            self._store = await Storage.opened(self._url, max_bytes=self._max_bytes)
         return self._store
 
 

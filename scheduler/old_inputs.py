@@ -51,7 +51,8 @@ async def remove_old(
         return 0
     store = None
     try:
-        store = Storage(config.storage.url, max_bytes=config.storage.max_input_bytes)
+        most = config.storage.max_input_bytes
+        store = await Storage.opened(config.storage.url, max_bytes=most)
         # Ages are differences of the store's own clock.
         before_s = await store.probe() - config.storage.keep_s
         old = {one.name for one in await store.inputs() if one.modified_s < before_s}

@@ -10,8 +10,8 @@ from typing import Final
 from ..shared.messages import JobClass
 from .fairness import OVERDUE_MS, FairQueue, remember
 from .packing import Packer
-from .rooms import LONG, SHORT, Shapes
-from .snapshot import GroupView, Plan, Snapshot, WaitingJob
+from .rooms import LONG, SHORT, PoolState, Shapes
+from .snapshot import Plan, Snapshot, WaitingJob
 from .turns import (
     BULK_PATIENCE_MS,
     BULK_SHARE,
@@ -40,7 +40,8 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
     turns, pushed = bulk_turns(snapshot.groups, before, now_ms)
     packer = Packer(snapshot.groups, snapshot.short_tokens, turns)
     by_class, suspects, impossible = _split(snapshot, packer.shapes, now_ms)
-    queues = _Queues(by_class, snapshot, now_ms)
+    pool = PoolState(snapshot.groups)
+    queues = _Queues(by_class, snapshot, pool.step_ms, now_ms)
     ordinary = any(by_class.values())
     alone: list[WaitingJob] = []
     if not (before.suspect_had_turn and ordinary and len(snapshot.groups) == 1):
@@ -54,11 +55,12 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
     left: list[WaitingJob] = []
     wake_in_ms: int | None = None
     for job_class in (JobClass.INTERACTIVE, JobClass.BULK):
-        wake_in_ms = _hold_ms(by_class[job_class], snapshot, job_class, now_ms)
+        jobs = by_class[job_class]
+        wake_in_ms = _hold_ms(jobs, snapshot, pool, job_class, now_ms)
         if wake_in_ms is not None:
             break  # bulk must not take the room that held interactive jobs will share
         tokens = 0
-        if by_class[job_class] and packer.has_room(job_class):
+        if jobs and packer.has_room(job_class):
             tokens = _fill(queues[job_class], packer, job_class, left, now_ms)
         if job_class is JobClass.INTERACTIVE:
             since_bulk = since_bulk + tokens if by_class[JobClass.BULK] else 0
@@ -109,8 +111,11 @@ def _split(
 class _Queues:
     """The order of each class, made when it is asked for."""
 
-    def __init__(self, by_class: _ByClass, snapshot: Snapshot, now_ms: int) -> None:
+    def __init__(
+        self, by_class: _ByClass, snapshot: Snapshot, step_ms: float, now_ms: int
+    ) -> None:
         self._by_class = by_class
+        self._step_ms = step_ms
         self._snapshot = snapshot
         self._now_ms = now_ms
         self._made: dict[JobClass, FairQueue] = {}
@@ -118,13 +123,12 @@ class _Queues:
     def __getitem__(self, job_class: JobClass) -> FairQueue:
         if job_class not in self._made:
             snapshot = self._snapshot
-            steps = (group.step_ms for group in snapshot.groups if group.step_ms > 0)
             self._made[job_class] = FairQueue(
                 self._by_class[job_class],
                 snapshot.fairness,
                 snapshot.weights,
                 self._now_ms,
-                step_ms=min(steps, default=0.0),
+                step_ms=self._step_ms,
                 made_ratio=snapshot.made_ratio.get(job_class, 1.0),
             )
         return self._made[job_class]
@@ -233,7 +237,11 @@ def _spill(
 
 
 def _hold_ms(
-    jobs: list[WaitingJob], snapshot: Snapshot, job_class: JobClass, now_ms: int
+    jobs: list[WaitingJob],
+    snapshot: Snapshot,
+    pool: PoolState,
+    job_class: JobClass,
+    now_ms: int,
 ) -> int | None:
     """Returns how long the class waits for a fuller batch, or None to go now.
 
@@ -242,25 +250,16 @@ def _hold_ms(
     cannot grow, or no arrivals to expect: no wait. Interactive jobs do not wait where
     only bulk runs.
     """
-    if not jobs or snapshot.arrivals_per_s <= 0:
+    behind_bulk = job_class is JobClass.INTERACTIVE and pool.all_bulk
+    if not jobs or pool.idle or behind_bulk:
         return None
-    window, slots, budget = float(snapshot.max_wait_ms), 0, 0
-    for group in snapshot.groups:
-        free = group.free_running
-        if free <= 0 or group.alone:
-            continue
-        if _free_at_once(group, job_class):
-            return None
-        window = min(window, group.step_ms / 2)
-        slots, budget = slots + free, budget + group.free_tokens
+    window = min(snapshot.max_wait_ms, pool.open_step_ms / 2)
     waited = now_ms - min(job.enqueued_ms for job in jobs)
     expected = snapshot.arrivals_per_s * (window - waited) / 1000
+    if waited >= window or expected < 1.0:
+        return None
     choices = sum(job.choices for job in jobs)
-    full = choices >= slots or sum(job.prefill_tokens for job in jobs) >= budget
-    if full or waited >= window or expected < 1.0:
+    tokens = sum(job.prefill_tokens for job in jobs)
+    if choices >= pool.slots or tokens >= pool.budget:
         return None
     return max(1, int(window - waited))
-
-
-def _free_at_once(group: GroupView, job_class: JobClass) -> bool:
-    return group.idle or (job_class is JobClass.INTERACTIVE and group.all_bulk)

@@ -189,3 +189,37 @@ class Shapes:
             view.serves in ("any", length) and view.could_hold(job)
             for view in self._open
         )
+
+
+class PoolState:
+    """The pool in a few figures, from one look at every group.
+
+    Args:
+        groups: The live groups.
+    """
+
+    def __init__(self, groups: Sequence[GroupView]) -> None:
+        self.idle = self.all_bulk = False
+        """Whether some group has nothing to do; nothing but bulk."""
+        self.slots = self.budget = 0
+        """Free slots and prefill tokens of the groups with a free slot."""
+        slowest = float("inf")
+        open_step = measured = slowest
+        for view in groups:
+            step, free = view.step_ms, view.free_running
+            if 0 < step < measured:
+                measured = step
+            if free <= 0 or view.alone:
+                continue
+            if free >= view.max_running:
+                self.idle = True
+            if free + view.bulk_running >= view.max_running:
+                self.all_bulk = True
+            if step < open_step:
+                open_step = step
+            self.slots += free
+            self.budget += view.free_tokens
+        self.open_step_ms = open_step
+        """Of the quickest group with a free slot; infinite without one."""
+        self.step_ms = 0.0 if measured == slowest else measured
+        """Of the quickest group whose steps were measured; 0 without one."""

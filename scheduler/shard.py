@@ -20,6 +20,7 @@ from .groups import GroupReader
 from .intake import Intake
 from .large_inputs import TooNew
 from .leader import Leadership, LeadershipLost
+from .learning import MadeRatio
 from .limits import keep_limits
 from .outage import REDIS_ERRORS, Outage
 from .reading import LaneReader
@@ -144,7 +145,10 @@ class ShardScheduler:
         await self._client.hset(self._keys.scheduler, "schema", str(SCHEMA_VERSION))  # type: ignore[misc]
         refuser = Refuser(self._scripts, fence)
         groups = GroupReader(self._client, self._keys)
-        dispatcher = self._dispatcher(fence, groups, room, refuser, clock, arrivals)
+        made = MadeRatio(self._client, self._keys)
+        dispatcher = self._dispatcher(
+            fence, groups, room, refuser, clock, arrivals, made
+        )
         intakes = self._intakes(
             groups, room, refuser, clock, arrivals, dispatcher.changed
         )
@@ -161,6 +165,7 @@ class ShardScheduler:
         bells = [dispatcher.changed, *(intake.bell for intake in intakes)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle())
+            tasks.create_task(made.run())
             tasks.create_task(self._leadership.keep(fence))
             tasks.create_task(
                 keep_limits(
@@ -220,6 +225,7 @@ class ShardScheduler:
         refuser: Refuser,
         clock: RedisClock,
         arrivals: ArrivalRate,
+        made: MadeRatio,
     ) -> Dispatcher:
         settings = self._config.scheduler
         return Dispatcher(
@@ -238,6 +244,7 @@ class ShardScheduler:
                 name: tenant.weight for name, tenant in self._config.tenants.items()
             },
             short_tokens=self._config.pool.short_tokens,
+            made=made,
             tick_s=settings.tick_ms / 1000,
             lease_ms=self._config.worker.lease_ms,
         )

@@ -74,11 +74,6 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing is promised to it."""
         return self.free_running >= self.max_running
 
-    @property
-    def all_bulk(self) -> bool:
-        """Whether everything promised to it is bulk, which makes room at once."""
-        return self.free_running + self.bulk_running >= self.max_running
-
     def cost_blocks(self, job: WaitingJob) -> int:
         """KV blocks for prompt and full output of every choice.
 

@@ -43,6 +43,8 @@ def place_suspects(
         The suspects that were given a group.
     """
     given: list[WaitingJob] = []
+    if not suspects:
+        return given
     left = max(1, len(groups) // 2) - sum(bool(group.alone) for group in groups)
     reserved = 0
     for job in sorted(suspects, key=lambda job: (job.enqueued_ms, job.id)):
@@ -105,7 +107,7 @@ def bulk_turns(
         since = fairness.pushed_ms.get(group.group)
         age = 0 if since is None else now_ms - since
         in_turn = BULK_PATIENCE_MS <= age < BULK_PATIENCE_MS + BULK_TURN_MS
-        if min(group.free_running, group.free_blocks) < 0 or in_turn:
+        if group.free_running < 0 or group.free_blocks < 0 or in_turn:
             pushed[group.group] = now_ms if since is None else since
     due = sorted(
         (since, name)

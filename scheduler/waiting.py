@@ -18,7 +18,7 @@ MOST_JOBS: Final = 20_000
 """Beyond this many, bulk lanes are not read on; interactive ones still are."""
 MOST_TOKENS: Final = 16_000_000
 """The same bound in prompt tokens: four bytes each are kept in memory."""
-CANDIDATES: Final = 2_048
+CANDIDATES: Final = 1_024
 """Jobs that a plan looks at, so that its time has a bound."""
 
 

@@ -104,12 +104,26 @@ class Room:
             if not _gives_way(one, newcomer):
                 assert one.allocation is not None
                 needed += self._kv.missing(one.allocation, one.num_tokens)
-                needed += self._growth(one)
+                needed += self._claim(one, newcomer)
         return needed <= self._kv.free_blocks + self._kv.freed_by(blocks)
 
+    def _claim(self, sequence: RunningSequence, newcomer: RunningSequence) -> int:
+        """Returns the blocks that are left free for a running sequence's growth.
+
+        Where whole lives fit, bulk leaves an interactive one its whole life, and so
+        never yields to the same one twice.
+        """
+        fills_gaps = not (newcomer.is_interactive or newcomer.is_patient)
+        if sequence.is_interactive and fills_gaps and self._overcommit <= 1.0:
+            return self._to_come(sequence)
+        return self._growth(sequence)
+
     def _growth(self, sequence: RunningSequence) -> int:
-        to_come = self._whole_life(sequence) - self._kv.blocks_for(sequence.num_tokens)
-        return min(GROWTH_BLOCKS, to_come)
+        return min(GROWTH_BLOCKS, self._to_come(sequence))
+
+    def _to_come(self, sequence: RunningSequence) -> int:
+        held = self._kv.blocks_for(sequence.num_tokens)
+        return self._whole_life(sequence) - held
 
 
 def _gives_way(sequence: RunningSequence, newcomer: RunningSequence) -> bool:
