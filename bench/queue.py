@@ -11,6 +11,7 @@ on a server of the same binary and settings. The last line is one JSON object.
 import argparse
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def rounds(
 ) -> dict[str, list["Figures"]]:
     """Runs every side in turn; tokenmill's latency is measured in its first."""
     sides: dict[str, list[Figures]] = {}
+    failed: dict[str, str] = {}
+    report["not_completed"] = failed
     for number in range(options.rounds):
         with pool() as running:
             found = measure_pool(running, options.jobs)
@@ -84,7 +87,13 @@ def rounds(
                 report |= result_latency(running.url, options.paced)
                 print(f"at {RATE:.0f} jobs/s: P99 {report['p99_ms']} ms", flush=True)
         for peer in peers:
-            found = measure_peer(peer, options.peer_jobs)
+            try:
+                found = measure_peer(peer, options.peer_jobs)
+            except (SystemExit, subprocess.SubprocessError) as error:
+                # A peer whose run does not complete is named, and the others go on.
+                failed[peer.name] = str(error)
+                print(f"{peer.name} did not complete: {error}", flush=True)
+                continue
             sides.setdefault(peer.name, []).append(found)
             show(f"{peer.name}, round {number + 1}", found)
     return sides

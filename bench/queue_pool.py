@@ -217,6 +217,8 @@ def output_of(running: "subprocess.Popen[str]", timeout_s: float = 600) -> str:
     return str(output).strip().splitlines()[-1]
 
 
-def report_of(running: "subprocess.Popen[str]") -> dict[str, float]:
+def report_of(
+    running: "subprocess.Popen[str]", timeout_s: float = 600
+) -> dict[str, float]:
     """The JSON object that a client process printed last."""
-    return json.loads(output_of(running))  # type: ignore[no-any-return]
+    return json.loads(output_of(running, timeout_s))  # type: ignore[no-any-return]

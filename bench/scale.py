@@ -42,6 +42,8 @@ from scale_verdict import changed
 
 SHARD = "tm:{echo:0}:"
 TAKEOVER_S = 3.0
+FILL_S = 3600.0
+"""Longest time of a fill."""
 WARM_S = 3.0
 """After a worker's start, before anything counts."""
 LIMITS = {
@@ -236,7 +238,8 @@ def measure(
                 "scale_client.py",
                 *("fill", made.url, level, options.tenants),
                 stdout=subprocess.PIPE,
-            )
+            ),
+            FILL_S,
         )
         figures: dict[str, object] = {
             "waiting": made.waiting(),

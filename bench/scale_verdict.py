@@ -9,8 +9,8 @@ LESS_IS_BETTER = ("scheduler_us_per_job", "plan_us_per_job", "scheduler_rss_mib"
 def changed(levels: dict[str, dict[str, object]]) -> tuple[dict[str, float], list[str]]:
     """The largest level over the smallest, and what grew by too much.
 
-    A plan looks at up to 2,048 jobs and gives out as many as fit: with more waiting it
-    is longer and there are fewer, so its processor time is counted per job given out.
+    A plan gives out as many jobs as fit, which depends on how fast the worker was, so
+    its processor time is counted per job given out.
     """
     first, last = (levels[k] for k in (min(levels, key=int), max(levels, key=int)))
     ratios: dict[str, float] = {}

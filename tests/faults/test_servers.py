@@ -21,6 +21,7 @@ from tokenmill.shared.errors import (
     UnknownJob,
 )
 from tokenmill.shared.keys import MODELS, POOL, SCRIPTS, Keys
+from tokenmill.shared.messages import encode
 from tokenmill.shared.redis import Finding, connect
 from tokenmill.shared.server_check import check_server
 
@@ -178,7 +179,7 @@ async def begun(job) -> None:
             if delta.token_ids:
                 return
 
-    await asyncio.wait_for(first(), 20)
+    await asyncio.wait_for(first(), 40)
 
 
 def said(pool: UpProcess, event: str) -> int:
@@ -303,15 +304,26 @@ async def test_eviction_and_missing_persistence_are_named(pool, admin) -> None:
 
 
 async def test_a_slow_subscriber_that_is_cut_off_misses_nothing(pool, admin) -> None:
+    admin.config_set("client-output-buffer-limit", "pubsub 1mb 0 0")
     async with Client(pool.url) as mill:
         job = await mill.submit(prompt())
         stream = job.stream()
-        texts = [(await anext(stream)).text]
-        for client in admin.client_list(_type="pubsub"):
-            if client["sub"] == "1" and "wake" not in client["name"]:
-                admin.client_kill_filter(_id=client["id"])
-        texts += [delta.text async for delta in stream]
+        first = await anext(stream)
+        listener = mill._session.listener
+        transport = listener._link.connection._writer.transport
+        transport.pause_reading()
+        # Deltas that were seen already, with much white space between them.
+        seen = encode(first) + b" " * 200_000
+        channel = Keys(MODEL, 0).wake(job.id)
+
+        def cut_off() -> bool:
+            return admin.publish(channel, seen) == 0
+
+        await wait_until(cut_off, timeout_s=20)
+        transport.resume_reading()
+        texts = [first.text] + [delta.text async for delta in stream]
         assert "".join(texts) == TEXT
+        assert listener.num_links == 2
 
 
 async def test_a_server_that_loads_its_data_is_waited_for(pool, server, admin) -> None:

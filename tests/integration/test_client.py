@@ -13,6 +13,7 @@ from support.fake_group import FakeGroup, card
 from support.waiting import loop_turns, wait_until
 
 from tokenmill import Client, Message, Prompt, Sampling
+from tokenmill.producer import pool_view
 from tokenmill.shared.errors import (
     ConfigError,
     DeadlineUnreachable,
@@ -175,8 +176,9 @@ async def test_a_model_without_a_worker_is_said_at_submit(mill, redis_client) ->
 
 
 async def test_a_group_with_an_old_heartbeat_does_not_count(
-    mill, group, redis_client
+    mill, group, redis_client, monkeypatch
 ) -> None:
+    monkeypatch.setattr(pool_view, "HEARD_S", 0)  # this server has just started
     seconds, _ = await redis_client.time()
     await group.die()
     await redis_client.zadd(group.keys.groups, {group.name: (seconds - 16) * 1000})

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 from support.pools import MODEL, up
+from support.waiting import wait_until_sync
 
 from tokenmill import Message, Prompt, Sampling, SyncClient
 from tokenmill.shared.errors import JobFailed, TokenmillError
@@ -75,10 +76,14 @@ def test_logs_hold_no_prompt_no_key_and_no_password(tmp_path, caplog) -> None:
             for job_id in failed:
                 with pytest.raises(JobFailed):
                     mill.job(job_id).result(20)
+
+        def all_told() -> bool:
+            logs = pool.logs()
+            return all(job_id in logs for job_id in (*ids, *failed))
+
+        wait_until_sync(all_told, timeout_s=20, what="a log line for each job")
         assert pool.stop() == 0
         logs = pool.logs() + caplog.text
-    for job_id in (*ids, *failed):
-        assert job_id in logs, "the logs were not looked at"
     for hidden in (MARKER, SECRET, password):
         at = logs.find(hidden)
         assert at < 0, logs[max(at - 300, 0) : at + 100]

@@ -186,7 +186,7 @@ def interactive(made: Plan) -> list[tuple[str, str]]:
 @given(snapshots())
 @settings(deadline=None, max_examples=60)
 def test_what_interactive_jobs_get_does_not_depend_on_waiting_bulk(snapshot: Snapshot):
-    fairness = replace(snapshot.fairness, since_bulk=0)  # no turn is due
+    fairness = replace(snapshot.fairness, since_bulk=0, bulk_at_ms=NOW)  # no turn
     snapshot = replace(snapshot, fairness=fairness)
     ordinary = tuple(
         job

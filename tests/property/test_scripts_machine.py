@@ -432,7 +432,7 @@ class ScriptMachine(RuleBasedStateMachine):
         assert self.reader.exists(KEYS.group(group))
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(3600 if LONG else 300)
 def test_every_interleaving_keeps_the_shard_consistent(
     redis_server: RedisServer,
 ) -> None:

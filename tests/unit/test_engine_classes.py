@@ -1,5 +1,7 @@
 """Interactive requests wait for no bulk: in slots, in KV blocks and within a step."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 from support.engine_driver import Stream, drain, greedy_oracle, request
@@ -8,6 +10,7 @@ from support.fake_runner import FakeRunner
 from tokenmill.shared.messages import JobClass
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
+from tokenmill.workers.engine.roster import Roster
 from tokenmill.workers.engine.sequence import PATIENCE
 
 TABLE = TokenTable.for_bytes()
@@ -243,3 +246,24 @@ def test_an_interactive_request_in_the_place_of_bulk_is_no_overrun():
     engine.add(bulk("b2", range(20), 20))
     assert engine.capacity().overruns == 2
     drain(engine)
+
+
+def test_bulk_yields_to_one_interactive_request_once(monkeypatch):
+    """It gave its slot up; it is not let in again where its blocks would be wanted."""
+    yields = Counter()
+    preempt = Roster.preempt
+
+    def counted(roster, sequence, asking):
+        yields[sequence.request.id, asking.request.id] += 1
+        preempt(roster, sequence, asking)
+
+    monkeypatch.setattr(Roster, "preempt", counted)
+    engine, _ = make(blocks=20, max_running=2)
+    stream = Stream()
+    engine.add(bulk("b0", range(12), 12))
+    engine.add(bulk("b1", range(16), 40))
+    stream.take(engine.step())
+    engine.add(long("urgent", range(50, 54), 60))
+    drain(engine, stream)
+    assert yields == {("b1", "urgent"): 1}
+    assert list(stream.finished) == ["b0", "urgent", "b1"]

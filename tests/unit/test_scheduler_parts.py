@@ -50,6 +50,9 @@ def test_a_resumed_entry_names_its_class():
     fields = {**FIELDS, b"class": b"interactive"}
     entry = parse_entry(KEYS, stream, b"1-0", fields, 2000)
     assert (entry.job_class, entry.resumed) == (JobClass.INTERACTIVE, True)
+    assert entry.losses == 0
+    lost = parse_entry(KEYS, stream, b"1-0", {**fields, b"losses": b"2"}, 2000)
+    assert lost.losses == 2
     with pytest.raises(ProtocolError, match="class"):
         parse_entry(KEYS, stream, b"1-0", FIELDS, 2000)
 
@@ -126,8 +129,27 @@ def test_expired_jobs_are_found():
     room = WaitingRoom()
     room.add(ready("late", deadline_ms=10))
     room.add(ready("never"))
-    assert room.expired(10) == ["late"]
     assert room.expired(9) == []
+    assert room.expired(10) == ["late"]
+    assert room.expired(10) == []  # told of once: the caller takes it out
+
+
+def test_a_job_that_left_or_came_back_later_is_not_expired():
+    room = WaitingRoom()
+    room.add(ready("gone", deadline_ms=10))
+    room.take("gone")
+    room.add(ready("again", deadline_ms=10))
+    room.add(ready("again", deadline_ms=30))
+    assert room.expired(20) == []
+    assert room.expired(30) == ["again"]
+
+
+def test_candidates_are_bounded_however_many_streams_there_are():
+    room = WaitingRoom()
+    for i in range(CANDIDATES + 100):
+        room.add(ready(f"j{i}", stream=f"s{i // 2}"))
+    assert len(room.candidates()) <= CANDIDATES
+    assert {job.id for job in room.candidates()} >= {f"j{i}" for i in range(0, 999, 2)}
 
 
 def test_the_clock_follows_redis_and_not_the_wall():
@@ -166,5 +188,20 @@ def test_a_group_that_drains_or_is_incomplete_is_not_used():
     assert (view.free_blocks, view.free_running, view.free_tokens) == (3, 2, 40)
     assert view.step_ms == 5.0 + 0.5 * (2 + 60)
     assert not view.idle
+    assert (view.serves, view.alone, view.bulk_running, view.schema) == (
+        "any",
+        "",
+        0,
+        1,
+    )
+    bulk = {"bulk_blocks": 3, "bulk_running": 2, "bulk_tokens": -1}
+    more = {"serves": "long", "alone": "job", "schema": 2, **bulk}
+    view = view_of(msgspec.structs.replace(whole, **more))
+    assert view is not None
+    assert (view.serves, view.alone, view.schema) == ("long", "job", 2)
+    assert (view.bulk_blocks, view.bulk_running, view.bulk_tokens) == (3, 2, 0)
+    later = view_of(msgspec.structs.replace(whole, serves="huge"))
+    assert later is not None
+    assert later.serves == "any"
     for change in ({"state": "draining"}, {"block_size": 0}, {"group": ""}):
         assert view_of(msgspec.structs.replace(whole, **change)) is None
