@@ -66,6 +66,9 @@ def main() -> None:
     """Entry point of the `tokenmill` command."""
     end_at_once()
     from .shared.cli_support import run_app
+    from .shared.timeouts import repair_timeouts
+
+    repair_timeouts()
 
     sys.exit(run_app(build_app, sys.argv[1:]))
 

@@ -125,6 +125,9 @@ def run(options: Options, directory: Path) -> dict[str, Any]:
         for job_id in calm_ids:
             truth.jobs.pop(job_id)
     problems += pool.left_over()
+    if not ledger.blows:
+        skipped = dict(ledger.skipped)
+        problems.append(f"no fault was done, so nothing is proved; skipped: {skipped}")
     checker = Checker(truth, options.seed, options.jobs, reference)
     checker.run()
     jobs = [make_job(options.seed, number) for number in range(options.jobs)]
@@ -167,7 +170,7 @@ def parse() -> tuple[Options, Path | None]:
     parser.add_argument(
         "--patience",
         type=float,
-        default=600.0,
+        default=Options.patience_s,
         help="seconds until all must have ended",
     )
     parser.add_argument("--faults", default="", help="a,b,…: the kinds of one deck")

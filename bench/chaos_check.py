@@ -2,53 +2,25 @@
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from chaos_journal import Line
 from chaos_plan import make_job
+from chaos_streams import Output, Text, append, output_of_stream
 from chaos_truth import TERMINAL, JobTruth, Truth
 
 ISOLATE_AFTER = 2
 """Default of scheduler.isolate_after_losses: nothing is given up before."""
 
 
-@dataclass
-class Text:
-    """What one side says that one choice is."""
-
-    ids: list[int]
-    text: str
-    reason: str | None = None
-
-
-Output = dict[int, Text]
-"""By choice."""
-
-
-def output_of(deltas: list[tuple[int, int, list[int], str, str | None]]) -> Output:
-    """Joins (choice, offset, token ids, text, finish reason).
+def output_of_log(job: JobTruth) -> Output:
+    """Joins the log in Redis; the end must stand last, offsets must follow.
 
     Raises:
-        ValueError: There is a gap, a repeat, or something after a choice's end.
+        ValueError: They do not.
     """
     found: Output = {}
-    for choice, offset, ids, text, reason in deltas:
-        one = found.setdefault(choice, Text([], ""))
-        if one.reason is not None:
-            raise ValueError(f"choice {choice} goes on after its end at {offset}")
-        if offset != len(one.ids):
-            have = len(one.ids)
-            raise ValueError(f"choice {choice} has {have} tokens, then offset {offset}")
-        one.ids += ids
-        one.text += text
-        one.reason = reason
-    return found
-
-
-def output_of_log(job: JobTruth) -> Output:
-    """The same for the log in Redis; the end must stand last, ids must rise."""
-    deltas, ended = [], False
+    ended = False
     for entry, delta in job.log:
         if ended:
             raise ValueError(f"the log goes on after the end at {entry}")
@@ -56,16 +28,15 @@ def output_of_log(job: JobTruth) -> Output:
             continue
         ended = "end" in delta
         if delta.get("token_ids") or delta.get("text") or delta.get("finish_reason"):
-            deltas.append(
-                (
-                    *(delta.get("choice", 0), delta.get("offset", 0)),
-                    *(delta.get("token_ids", []), delta.get("text", "")),
-                    delta.get("finish_reason"),
-                )
+            one = (
+                *(delta.get("choice", 0), delta.get("offset", 0)),
+                *(tuple(delta.get("token_ids", ())), delta.get("text", "")),
+                delta.get("finish_reason"),
             )
+            append(found, one)
     if job.log and not ended:
         raise ValueError("the log has no end")
-    return output_of(deltas)
+    return found
 
 
 def output_of_result(result: dict[str, Any]) -> Output:
@@ -175,10 +146,13 @@ class Checker:
         self, which: int, lines: list[Line], state: str, found: Output
     ) -> None:
         name = f"subscriber {which}"
-        deltas = [(x["c"], x["o"], x["i"], x["x"], x["f"]) for x in lines if "o" in x]
-        _same(name, output_of(deltas), "result", found, reasons=state == "succeeded")
+        try:
+            seen = output_of_stream(lines)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        _same(name, seen, "result", found, reasons=state == "succeeded")
         ends = [line for line in lines if "end" in line]
-        if [line["end"] for line in ends] != [state] or "end" not in lines[-1]:
+        if [line["end"] for line in ends] != [state]:
             raise ValueError(f"{name} saw the ends {ends}, and it is {state}")
         if state == "succeeded":
             texts = [found[choice].text for choice in sorted(found)]

@@ -89,55 +89,38 @@ async def produce(which: int, directory: Path, run: dict[str, Any]) -> None:
 
 
 class Stream:
-    """One job's output as this subscriber has it, over all its incarnations."""
+    """How far earlier incarnations of this subscriber came with one job.
+
+    Only the journal of the past changes it: what this incarnation is given is written
+    down as it comes, and judged afterwards.
+    """
 
     def __init__(self) -> None:
-        self.seen: dict[int, int] = {}
-        self.finished: set[int] = set()
-        self.empty: list[Any] = []
-        """Deltas without tokens: only their content tells a repeat."""
+        self._seen: dict[int, int] = {}
         self.over = False
 
     def restore(self, line: dict[str, Any]) -> None:
         """Takes a line of an earlier incarnation's journal."""
         if "end" in line:
-            self.over = "result" in line
+            self.over = True
         elif "o" in line:
-            self._take(line["c"], line["o"], len(line["i"]), line["x"], line["f"])
+            self._seen[line["c"]] = line["o"] + len(line["i"])
 
-    def wants(self, delta: Delta) -> bool:
-        """Whether this delta is new to this subscriber."""
-        if delta.choice in self.finished:
-            return False
-        stop, seen = delta.offset + len(delta.token_ids), self.seen.get(delta.choice, 0)
-        if not delta.token_ids and stop == seen:
-            return [delta.choice, seen, delta.text, delta.finish_reason] not in (
-                self.empty
-            )
-        return stop > seen
+    def first(self, width: int) -> int:
+        """The first offset that some of so many choices lacks."""
+        return min(self._seen.get(choice, 0) for choice in range(width))
 
-    def _take(
-        self, choice: int, offset: int, num: int, text: str, end: str | None
-    ) -> None:
-        if not num:
-            self.empty.append([choice, offset, text, end])
-        self.seen[choice] = offset + num
-        if end is not None:
-            self.finished.add(choice)
 
-    def take(self, delta: Delta) -> dict[str, object]:
-        """Notes a delta; returns its line."""
-        reason = None if delta.finish_reason is None else str(delta.finish_reason)
-        ids = list(delta.token_ids)
-        self._take(delta.choice, delta.offset, len(ids), delta.text, reason)
-        return {
-            "t": time.time(),
-            "c": delta.choice,
-            "o": delta.offset,
-            "i": ids,
-            "x": delta.text,
-            "f": reason,
-        }
+def line_of(delta: Delta) -> dict[str, object]:
+    """A delta as the journal has it."""
+    return {
+        "t": time.time(),
+        "c": delta.choice,
+        "o": delta.offset,
+        "i": list(delta.token_ids),
+        "x": delta.text,
+        "f": None if delta.finish_reason is None else str(delta.finish_reason),
+    }
 
 
 class Follower:
@@ -190,13 +173,12 @@ class Follower:
     ) -> None:
         job = mill.job(job_id)
         width = make_request(make_job(self._run["seed"], number).variant)[1].get("n", 1)
-        first = min(stream.seen.get(choice, 0) for choice in range(width))
+        first = stream.first(width)
         self._journal.write(n=number, resume=first)
         tokens = job.stream(from_offset=first)
         try:
             async for delta in tokens:
-                if stream.wants(delta):
-                    self._journal.write(n=number, **stream.take(delta))
+                self._journal.write(n=number, **line_of(delta))
         except JobFailed:
             pass  # how it ended stands in `tokens.end` and is compared later
         assert tokens.end is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos_streams import progress
 from chaos_truth import JobTruth, Truth
 from harness import percentile
 
@@ -44,7 +45,7 @@ def recoveries_s(ledger: Ledger, truth: Truth) -> dict[str, list[float]]:
     by_subscriber: dict[int, list[float]] = defaultdict(list)
     ids = {number: next(iter(i)) for number, i in truth.submitted.items() if i}
     for (which, number), lines in truth.streams.items():
-        times = [line["t"] for line in lines if "t" in line]
+        times = list(progress(lines))
         by_subscriber[which] += times
         if number in ids:
             by_job[ids[number]] += times

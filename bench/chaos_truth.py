@@ -11,7 +11,7 @@ from chaos_journal import Line, lines
 from chaos_model import MODEL
 from chaos_plan import STREAMERS
 
-from tokenmill.shared.keys import MODELS, POOL, SCRIPTS, SHARDS, WARM, Keys
+from tokenmill.shared.keys import Keys, is_permanent
 
 KEYS = Keys(MODEL, 0)
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
@@ -52,18 +52,6 @@ class Truth:
 def connect(port: int) -> "redis.Redis":
     """A client of the bench's own, past the proxy."""
     return redis.Redis(port=port, decode_responses=True, socket_timeout=10)
-
-
-def permanent(name: str) -> bool:
-    """Whether a key may stay for ever: those that shared/keys.py calls permanent, and
-    what there is once per shard or lane.
-    """
-    once = {POOL, MODELS, SHARDS, SCRIPTS, WARM}
-    words = ("lanes", "resume", "delayed", "lease", "deadline", "groups", "scheduler")
-    once |= {KEYS.prefix + word for word in (*words, "load", "recent", "done", "dlq")}
-    once.add(f"{KEYS.prefix}limits")
-    starts = ("tm:tokenizer:", f"{KEYS.prefix}q:", "arq:", "tm:arq:")
-    return name in once or name.startswith(starts)
 
 
 def read_truth(client: "redis.Redis", directory: Path) -> Truth:
@@ -117,7 +105,7 @@ def _jobs(client: "redis.Redis") -> dict[str, JobTruth]:
 
 def leaked_keys(client: "redis.Redis") -> list[str]:
     """Keys without expiry that are not permanent."""
-    names = [n for n in client.scan_iter(count=1000) if not permanent(n)]
+    names = [n for n in client.scan_iter(count=1000) if not is_permanent(n)]
     pipe = client.pipeline(transaction=False)
     for name in names:
         pipe.pttl(name)

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from enqueue_servers import SERVERS, running
 from enqueue_sides import Arq, Mill, Side, Stream
 from harness import finish, machine, show
+from redis_servers import SERVERS, running
 
 TARGETS = {
     "submit_many_per_s": 10_000,
@@ -65,7 +65,7 @@ class Best:
 async def rates(jobs: int, rounds: int) -> dict[str, object]:
     """Best rates of every side on one server, emptied before each turn."""
     figures: dict[str, object] = {"jobs": jobs, "rounds": rounds}
-    with running(SERVERS[-1], "--appendonly", "yes") as url:
+    with running("--appendonly", "yes") as (_, url):
         mill, arq, stream = Mill(url), Arq(url), Stream(url)
         sides: dict[str, tuple[Side, int, Work]] = {
             "submit_many": (mill, jobs, mill.many),
@@ -91,7 +91,7 @@ async def memory(jobs: int) -> dict[str, object]:
     """Bytes that one waiting job takes beyond its payload, for each server."""
     figures: dict[str, object] = {"jobs": jobs}
     for version in SERVERS:
-        with running(version) as url:
+        with running(version=version) as (_, url):
             mill = Mill(url)
             await mill.open()
             await mill.reset()
@@ -113,15 +113,17 @@ async def depths(waiting: list[int], rounds: int) -> dict[str, object]:
     with contextlib.ExitStack() as stack:
         mills = {}
         for depth in waiting:
-            mills[depth] = Mill(stack.enter_context(running(SERVERS[-1])))
+            _, url = stack.enter_context(running())
+            mills[depth] = Mill(url)
             await mills[depth].open()
-            await mills[depth].reset()
-            await mills[depth].fill(depth)
+            await mills[depth].hold(depth)
             print(f"{depth} jobs wait", flush=True)
         for _ in range(rounds):
             for depth, mill in mills.items():
+                await mill.hold(depth)
                 await many[depth].take(mill, DEPTH_JOBS, mill.many)
                 singles = partial(mill.singles, tasks=TASKS)
+                await mill.hold(depth)
                 await one[depth].take(mill, DEPTH_JOBS, singles)
         for mill in mills.values():
             await mill.close()

@@ -67,6 +67,7 @@ class Mill:
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(url)
         self._client = Client(url)
+        self._load = Keys(DEFAULT_MODEL, 0).load
         self._number = 0
 
     async def open(self) -> None:
@@ -108,11 +109,17 @@ class Mill:
 
     async def fill(self, count: int) -> int:
         """Makes so many jobs wait; the bytes of their payloads."""
-        keys = Keys(DEFAULT_MODEL, 0)
-        before = int(await self._redis.hget(keys.load, "bytes") or 0)
+        before = int(await self._redis.hget(self._load, "bytes") or 0)
         for start in range(0, count, FILL):
             await self.many(min(FILL, count - start))
-        return int(await self._redis.hget(keys.load, "bytes") or 0) - before
+        return int(await self._redis.hget(self._load, "bytes") or 0) - before
+
+    async def hold(self, depth: int) -> None:
+        """Makes about so many jobs wait, however many earlier rounds have left."""
+        waiting = int(await self._redis.hget(self._load, "jobs") or 0)
+        if not depth <= waiting <= depth + max(depth // 10, BATCH):
+            await self.reset()
+            await self.fill(depth)
 
     async def used_memory(self) -> int:
         """Bytes that Redis uses."""

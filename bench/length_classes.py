@@ -134,7 +134,11 @@ def main() -> int:
         },
         "throughput_gain_percent": round(100 * gain, 1),
         "claimed": CLAIMED,
-        "problems": [],
+        "problems": [
+            f"{name}: {found['jobs']:.0f} of {options.jobs} jobs ended"
+            for name, found in sides.items()
+            if found["jobs"] != options.jobs
+        ],
     }
     return finish(report, save=options.report)
 

@@ -5,7 +5,8 @@
 Redis, scheduler, worker (`--engine echo`), producer and reader are a process each.
 Every job takes enqueue, dispatch, start, one emit and one finish; its result is read
 back and compared. The same is then asked of other job queues, in turn with tokenmill,
-on a server of the same binary and settings. The last line is one JSON object.
+on a server of the same binary and settings. A peer that is named and does not run, and
+any wrong result, is a problem. The last line is one JSON object.
 """
 
 import argparse
@@ -30,9 +31,6 @@ def become_the_standard_module() -> None:
 if __name__ == "queue":
     # Python puts a script's folder first on its path, so this file hides the module.
     become_the_standard_module()
-
-TARGETS = {"jobs_per_s": 2000, "p99_ms": 15.0, "ratio": 3.0}
-"""The rate of tokenmill, its latency at 50 jobs/s, its rate over each peer's."""
 
 
 def arguments() -> argparse.Namespace:
@@ -113,31 +111,9 @@ def compared(sides: dict[str, list["Figures"]]) -> dict[str, dict[str, float]]:
     }
 
 
-def number_of(found: "Figures", name: str) -> float:
-    """One of a side's figures."""
-    return float(str(found[name]))
-
-
 def rate_of(found: "Figures") -> float:
     """A side's rate."""
     return number_of(found, "jobs_per_s")
-
-
-def missed(report: dict[str, object]) -> list[str]:
-    """Targets that were not reached."""
-    found = []
-    for name, ok in (
-        ("jobs_per_s", number_of(report, "jobs_per_s") >= TARGETS["jobs_per_s"]),
-        ("p99_ms", float(str(report.get("p99_ms", 0.0))) <= TARGETS["p99_ms"]),
-    ):
-        if not ok:
-            found.append(f"{name} is {report[name]}; the target is {TARGETS[name]}")
-    comparisons = report["comparisons"]
-    assert isinstance(comparisons, dict)
-    for peer, by in comparisons.items():
-        if by["ratio"] < TARGETS["ratio"]:
-            found.append(f"{by['ratio']} times {peer}; the target is 3")
-    return found
 
 
 def main() -> int:
@@ -155,7 +131,9 @@ def main() -> int:
         "targets": TARGETS,
     }
     report["missed"] = missed(report)
-    report["problems"] = report["missed"] if options.require_targets else []
+    report["problems"] = invalid(report, sides)
+    if options.require_targets:
+        report["problems"] += missed(report)
     return finish(report, save=options.report)
 
 
@@ -164,6 +142,7 @@ if __name__ == "__main__":
     from queue_latency import RATE, latency, result_latency
     from queue_pool import pool
     from queue_sides import PEERS, Figures, Peer, measure_peer, measure_pool
+    from queue_verdict import TARGETS, invalid, missed, number_of
 
     PROCESSED, IN_ALL = "processed_jobs_per_s", "cpu_us_per_job_in_all"
     sys.exit(main())

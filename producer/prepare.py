@@ -8,6 +8,7 @@ from typing import Final
 
 from ..shared.decode import decode_prompt
 from ..shared.errors import InvalidBatch, InvalidRequest
+from ..shared.input_refs import MOST_PAYLOAD_BYTES
 from ..shared.keys import JobId, bucket_of, new_unique, partition_of
 from ..shared.messages import (
     JobRequest,
@@ -70,10 +71,13 @@ def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
         control_tokens=prompt.control_tokens,
     )
     payload, upload = encode(request), None
+    # Of what was asked for: whether it goes by the store may change before a retry.
+    payload_hash = _fingerprint(payload)
     if has_store and len(payload) > pool.offload_bytes:
         request, upload = by_reference(request, prompt.tenant, pool.max_input_bytes)
         payload = encode(request)
-    check_payload(payload, pool.max_payload_bytes)
+    most_bytes = MOST_PAYLOAD_BYTES if upload else pool.max_payload_bytes
+    check_payload(payload, min(most_bytes, pool.max_payload_bytes))
     unique = new_unique()
     key = prompt.idempotency_key
     partition = partition_of(prompt.tenant, key or unique, pool.partitions)
@@ -82,7 +86,7 @@ def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
     return NewJob(
         id=JobId(prompt.model, partition, unique),
         payload=payload,
-        payload_hash=_fingerprint(payload),
+        payload_hash=payload_hash,
         job_class=prompt.job_class,
         tenant=prompt.tenant,
         priority=prompt.priority,

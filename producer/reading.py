@@ -1,6 +1,7 @@
 """Several reads in one round trip, typed where redis-py's own types are not."""
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -46,8 +47,10 @@ class Reads:
         return _none_bad(await self.each(*commands))
 
     async def close(self) -> None:
-        """Waits for what is on its way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Waits for what is on its way, and for what goes once that is done."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # the next one starts in a callback
 
     def _send_on(self) -> None:
         if self._waiting and len(self._tasks) < _IN_FLIGHT:
@@ -72,7 +75,8 @@ class Reads:
         except Exception as error:  # noqa: BLE001 - each caller raises it
             for _, future in batch:
                 if not future.done():
-                    future.set_exception(error)
+                    # Each raises its own: a traceback is written by who raises.
+                    future.set_exception(copy.copy(error))
         except asyncio.CancelledError:
             for _, future in batch:
                 future.cancel()

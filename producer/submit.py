@@ -11,6 +11,7 @@ from ..shared.errors import (
     DeadlineUnreachable,
     IdempotencyConflict,
     InvalidRequest,
+    PayloadTooLarge,
     QueueFull,
     TokenmillError,
 )
@@ -104,8 +105,8 @@ class Submission:
     async def _round(self, jobs: Sequence[_Placed]) -> list[_Placed]:
         """Tries all jobs once; returns those that found no room and may still wait.
 
-        A tenant that is full is asked no further: its jobs keep their order, and those
-        of others go on.
+        A tenant that is full is asked no further, and jobs of others go on. Two calls
+        of a shard may be under way, so that jobs of one may pass those of the other.
         """
         self._full.clear()
         await self._try_all(list(_batches(jobs)))
@@ -128,6 +129,10 @@ class Submission:
                 sending.append(asyncio.create_task(self._try(batch)))
             for task in sending:
                 await task
+        except TokenmillError:
+            # What is under way may be recorded: who asked is to know.
+            await asyncio.gather(*sending, return_exceptions=True)
+            raise
         finally:
             for task in sending:
                 task.cancel()
@@ -170,7 +175,7 @@ class Submission:
         elif reply.status == "conflict":
             self._refused[index] = _conflict(job, reply)
         else:
-            self._refused[index] = InvalidRequest("enqueue", reply.detail)
+            self._refused[index] = _invalid(reply.detail)
 
     def _handle(self, job: NewJob, reply: EnqueueReply) -> Job:
         if reply.status == "queued" or reply.job_id == str(job.id):
@@ -187,6 +192,15 @@ class Submission:
         if self._give_up is not None:
             wait_s = min(wait_s, max(self._give_up - time.monotonic(), 0.0))
         await asyncio.sleep(wait_s)
+
+
+def _invalid(detail: str) -> InvalidRequest:
+    """What the script found wrong: the name of a field, a colon, and the rest."""
+    field, _, problem = detail.partition(": ")
+    if not problem:
+        return InvalidRequest("enqueue", detail)
+    kind = PayloadTooLarge if field == "payload" else InvalidRequest
+    return kind(field, problem)
 
 
 def _conflict(job: NewJob, reply: EnqueueReply) -> IdempotencyConflict:

@@ -25,6 +25,8 @@ _FIELDS: Final = (
     *("state", "owner", "class", "alone", "credit_tokens_back"),
     *("cost_blocks", "cost_running", "cost_tokens"),
 )
+PAGE_JOBS: Final = 500
+"""Records read in one round trip."""
 _log = structlog.get_logger(__name__)
 
 
@@ -36,7 +38,7 @@ async def mend_books(client: "redis.asyncio.Redis", keys: Keys) -> int:
     """
     names = cast("list[bytes]", await client.zrange(keys.groups, 0, -1))
     mended = 0
-    for name in map(text, names):
+    for name in await _likely_wrong(client, keys, list(map(text, names))):
         try:
             wrong = await _mend(client, keys, name)
         except redis.exceptions.WatchError:
@@ -50,6 +52,48 @@ async def mend_books(client: "redis.asyncio.Redis", keys: Keys) -> int:
     return mended
 
 
+async def _likely_wrong(
+    client: "redis.asyncio.Redis", keys: Keys, names: Sequence[str]
+) -> list[str]:
+    """Returns the groups whose books seem wrong, from one read of all leases.
+
+    Only these are worth a closer look. A group whose hash changes while the leases are
+    read is left to the next sweep.
+    """
+    before = await _rows(client, keys, names)
+    jobs = await _jobs_by_owner(client, keys)
+    after = await _rows(client, keys, names)
+    return [
+        name
+        for name in names
+        if (row := after[name]) is None
+        or (before[name] == row and _differs(row, _books(row, jobs.get(name, {}))))
+    ]
+
+
+async def _rows(
+    client: "redis.asyncio.Redis", keys: Keys, names: Sequence[str]
+) -> dict[str, dict[str, str] | None]:
+    """Reads the groups' hashes; None for a key that is no hash."""
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.hgetall(keys.group(name))
+    replies = await pipe.execute(raise_on_error=False)
+    return {
+        name: None if isinstance(reply, Exception) else _row(reply)
+        for name, reply in zip(names, replies, strict=True)
+    }
+
+
+def _row(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {text(name): text(value) for name, value in raw.items()}
+
+
+def _differs(row: Mapping[str, str], right: Mapping[str, str]) -> dict[str, str]:
+    """What stands in a group's hash where something else should."""
+    return {name: row[name] for name in right if row.get(name) != right[name]}
+
+
 async def _mend(
     client: "redis.asyncio.Redis", keys: Keys, group: str
 ) -> dict[str, str]:
@@ -60,12 +104,11 @@ async def _mend(
     """
     async with client.pipeline(transaction=True) as pipe:
         await pipe.watch(keys.group(group))
-        raw = await pipe.hgetall(keys.group(group))  # type: ignore[misc]
-        row = {text(name): text(value) for name, value in raw.items()}
+        row = _row(await pipe.hgetall(keys.group(group)))  # type: ignore[misc]
         if not row:
             return {}
-        right = _books(row, await _jobs_of(pipe, keys, group))
-        wrong = {name: row[name] for name in right if row.get(name) != right[name]}
+        right = _books(row, (await _jobs_by_owner(client, keys)).get(group, {}))
+        wrong = _differs(row, right)
         if wrong:
             pipe.multi()  # type: ignore[no-untyped-call]
             pipe.hset(keys.group(group), mapping=dict(right))
@@ -74,20 +117,25 @@ async def _mend(
         return wrong
 
 
-async def _jobs_of(
-    pipe: "redis.asyncio.client.Pipeline", keys: Keys, group: str
-) -> dict[str, dict[str, str]]:
-    members = cast("list[bytes]", await pipe.zrange(keys.lease, 0, -1))
-    jobs: dict[str, dict[str, str]] = {}
-    for member in map(text, members):
-        try:
-            row = await pipe.hmget(keys.job(member), list(_FIELDS))  # type: ignore[misc]
-        except redis.exceptions.ResponseError:
-            continue  # a stranger's key is no job
-        job = dict(zip(_FIELDS, map(text, row), strict=True))
-        if job["state"] in ACTIVE and job["owner"] == group:
-            jobs[member] = job
-    return jobs
+async def _jobs_by_owner(
+    client: "redis.asyncio.Redis", keys: Keys
+) -> dict[str, dict[str, dict[str, str]]]:
+    """Reads every job under lease: group -> job id -> what it holds."""
+    members = cast("list[bytes]", await client.zrange(keys.lease, 0, -1))
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for first in range(0, len(members), PAGE_JOBS):
+        names = [text(member) for member in members[first : first + PAGE_JOBS]]
+        pipe = client.pipeline(transaction=False)
+        for name in names:
+            pipe.hmget(keys.job(name), list(_FIELDS))
+        rows = await pipe.execute(raise_on_error=False)
+        for name, row in zip(names, rows, strict=True):
+            if isinstance(row, Exception):
+                continue  # a stranger's key is no job
+            job = dict(zip(_FIELDS, map(text, row), strict=True))
+            if job["state"] in ACTIVE:
+                found.setdefault(job["owner"], {})[name] = job
+    return found
 
 
 def _books(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
 import redis.asyncio
 import structlog
 
@@ -212,6 +213,11 @@ class Dispatcher:
             if reply.status == "no_credit":
                 self._room.add(ready)
                 complete = False
+            elif reply.status == "newer":
+                # The payload may say less than the record, which is what groups read.
+                schema = max(ready.job.schema, reply.epoch)
+                job = msgspec.structs.replace(ready.job, schema=schema)
+                self._room.add(msgspec.structs.replace(ready, job=job))
         return complete
 
     async def _refuse(

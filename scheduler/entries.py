@@ -38,6 +38,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: int
     enqueued_ms: int
     resumed: bool
+    started: bool = False
+    """Its client has had tokens of it."""
     losses: int = 0
     """Workers lost while they ran it, or leases that ended otherwise."""
 
@@ -106,12 +108,16 @@ def parse_entry(
         stream=stream.key,
         entry_id=name,
         job_class=job_class,
-        priority=_number(fields, b"priority", -MAX_PRIORITY, MAX_PRIORITY),
+        # A former release that puts a job back leaves out what its record leaves out.
+        priority=_number(fields, b"priority", -MAX_PRIORITY, MAX_PRIORITY)
+        if fields.get(b"priority") != b""
+        else 0,
         tenant=tenant,
         deadline_ms=_number(fields, b"deadline", 0, _MOST) if deadline else None,
         num_bytes=_number(fields, b"bytes", 0, _MOST) if b"bytes" in fields else 0,
         enqueued_ms=min(_waits_since(fields, name), now_ms),
         resumed=stream.job_class is None,
+        started=stream.job_class is None and fields.get(b"started") == b"1",
         losses=_number(fields, b"losses", 0, _MOST) if b"losses" in fields else 0,
     )
 

@@ -1,9 +1,11 @@
 """The order in which waiting jobs of one class are served. Pure.
 
-Within a tenant: urgency band, then due time. Between tenants: band, then the tokens
-that each was given (weighted fair queueing in virtual time). Every step has a bound on
-how long it can pass anyone over, so nothing starves:
+Within a tenant: jobs in mid-output, then urgency band, then due time. Between tenants:
+band, then the tokens that each was given (weighted fair queueing in virtual time).
+Every step has a bound on how long it can pass anyone over, so nothing starves:
 
+- what stopped in mid-output goes on before the rest of its tenant, in the place between
+  tenants that the rest has; these are no more than what ran at once;
 - priority: a job rises by one for each second it waits, up to the most urgent band;
 - a flood of one tenant: between tenants only the time counts for which a tenant got
   nothing at all, so that old jobs of a flood do not overtake a newcomer;
@@ -57,6 +59,8 @@ class FairQueue:
         self.clock = fairness.clock
         self.served: dict[str, float] = {}
         self.touched: set[str] = set()
+        self._rest: dict[str, WaitingJob] = {}
+        """Of tenants with jobs in mid-output, the first of the others."""
         by_tenant: dict[str, list[WaitingJob]] = {}
         for job in jobs:
             by_tenant.setdefault(job.tenant, []).append(job)
@@ -65,6 +69,8 @@ class FairQueue:
             self._join(tenant)
             if len(waiting) > 1:
                 waiting.sort(key=self._within_tenant, reverse=True)
+                if waiting[-1].started:
+                    self._note_rest(tenant, waiting)
         self._by_tenant = by_tenant
         self._heap: list[_Key] = []
         for tenant in by_tenant:
@@ -112,17 +118,32 @@ class FairQueue:
         if not waiting:
             return
         job = waiting[-1]
-        passed_over = self._now_ms - job.enqueued_ms
-        if tenant in self.touched:
-            passed_over = 0
-        elif tenant in self._before.served_at_ms:
-            since_service = self._now_ms - self._before.served_at_ms[tenant]
-            passed_over = min(passed_over, since_service)
+        passed_over = self._passed_over(job)
         band, due = self._urgency(job, passed_over)
+        if job.started and tenant in self._rest:
+            # Going first in its tenant must not cost the tenant its place.
+            rest = self._rest[tenant]
+            waited = self._passed_over(rest)
+            band, due = min((band, due), self._urgency(rest, waited))
+            passed_over = max(passed_over, waited)
         account = self.served[tenant]
         if passed_over >= OVERDUE_MS:
             band, account = self._top - 1, 0.0
         heapq.heappush(self._heap, (band, account, due, job.id, tenant))
+
+    def _passed_over(self, job: WaitingJob) -> int:
+        """Milliseconds for which its tenant got nothing while it waited."""
+        tenant, waited = job.tenant, self._now_ms - job.enqueued_ms
+        if tenant in self.touched:
+            return 0
+        if tenant in self._before.served_at_ms:
+            return min(waited, self._now_ms - self._before.served_at_ms[tenant])
+        return waited
+
+    def _note_rest(self, tenant: str, waiting: list[WaitingJob]) -> None:
+        rest = next((job for job in reversed(waiting) if not job.started), None)
+        if rest is not None:
+            self._rest[tenant] = rest
 
     def _most_urgent_band(self, by_tenant: Mapping[str, list[WaitingJob]]) -> int:
         top, urgent = 0, False
@@ -152,9 +173,9 @@ class FairQueue:
                 return top, due
         return (band if band > top else top), due
 
-    def _within_tenant(self, job: WaitingJob) -> tuple[int, float, int, str]:
+    def _within_tenant(self, job: WaitingJob) -> tuple[bool, int, float, int, str]:
         band, due = self._urgency(job, self._now_ms - job.enqueued_ms)
-        return band, due, job.enqueued_ms, job.id
+        return not job.started, band, due, job.enqueued_ms, job.id
 
 
 def remember(
@@ -164,6 +185,7 @@ def remember(
     since_bulk: int,
     bulk_at_ms: int,
     pushed_ms: Mapping[str, int],
+    restored_ms: Mapping[str, int],
     suspect_had_turn: bool,
     now_ms: int,
 ) -> Fairness:
@@ -192,5 +214,6 @@ def remember(
         since_bulk=since_bulk,
         bulk_at_ms=bulk_at_ms,
         pushed_ms=pushed_ms,
+        restored_ms=restored_ms,
         suspect_had_turn=suspect_had_turn,
     )

@@ -7,7 +7,7 @@ in a transaction that watches its record, so that no transition is undone.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, cast
 
 import redis.asyncio
@@ -16,6 +16,7 @@ import structlog
 
 from ..shared.keys import SHARDS, Keys, is_shard
 from ..shared.lifecycle import ACTIVE, State
+from ..shared.script_runner import text
 from ..shared.script_types import DEAD_MS
 from ..shared.scripts import Scripts
 
@@ -26,6 +27,7 @@ SILENT_GROUP_MS: Final = 600_000
 SCAN_COUNT: Final = 500
 SCAN_PAUSE_S: Final = 0.01
 """Between two parts of a scan: the queue comes first."""
+_PLACE_FIELDS: Final = ("state", "entry_key", "entry")
 _ENTRY_FIELDS: Final = (
     *("tokens", "max_tokens", "priority", "deadline", "tenant", "bytes"),
     *("class", "bucket", "enqueued_ms"),
@@ -89,23 +91,62 @@ async def mend_orphans(client: "redis.asyncio.Redis", keys: Keys) -> dict[str, i
         How many jobs were mended, by the state they were in.
     """
     mended: Counter[str] = Counter()
-    async for job_id in _job_ids(client, keys):
-        state = await _mend(client, keys, job_id)
-        if state is not None:
-            mended[state] += 1
-            _log.warning("orphan_mended", job=job_id, state=state)
+    async for job_ids in _pages(client, keys):
+        for job_id in await _likely_orphans(client, keys, job_ids):
+            state = await _mend(client, keys, job_id)
+            if state is not None:
+                mended[state] += 1
+                _log.warning("orphan_mended", job=job_id, state=state)
     return dict(mended)
 
 
-async def _job_ids(client: "redis.asyncio.Redis", keys: Keys) -> AsyncIterator[str]:
+async def _pages(client: "redis.asyncio.Redis", keys: Keys) -> AsyncIterator[list[str]]:
+    """Yields the ids of all jobs with a record, some at a time."""
     prefix, cursor = keys.job(""), 0
     while True:
         cursor, names = await client.scan(cursor, match=f"{prefix}*", count=SCAN_COUNT)
-        for name in names:
-            yield name.decode(errors="replace").removeprefix(prefix)
+        yield [name.decode(errors="replace").removeprefix(prefix) for name in names]
         if not cursor:
             return
         await asyncio.sleep(SCAN_PAUSE_S)
+
+
+async def _likely_orphans(
+    client: "redis.asyncio.Redis", keys: Keys, job_ids: Sequence[str]
+) -> list[str]:
+    """Returns the jobs that seem to be nowhere, in two round trips for all.
+
+    Only these are worth a transaction each: some have merely moved between the reads.
+    """
+    pipe = client.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipe.hmget(keys.job(job_id), list(_PLACE_FIELDS))
+    rows = await pipe.execute(raise_on_error=False)
+    asked: list[str] = []
+    likely: list[str] = []
+    pipe = client.pipeline(transaction=False)
+    for job_id, row in zip(job_ids, rows, strict=True):
+        if isinstance(row, Exception):
+            likely.append(job_id)  # the closer look says what is wrong with it
+            continue
+        state, stream, entry = (text(value) for value in row)
+        if state in ACTIVE:
+            pipe.zscore(keys.lease, job_id)
+        elif state in (State.DELAYED, State.RETRYING):
+            pipe.zscore(keys.delayed, job_id)
+        elif state == State.QUEUED and stream and entry:
+            pipe.xrange(stream, entry, entry)
+        elif state == State.QUEUED:
+            likely.append(job_id)
+            continue
+        else:
+            continue
+        asked.append(job_id)
+    places = await pipe.execute(raise_on_error=False) if asked else []
+    for job_id, place in zip(asked, places, strict=True):
+        if place is None or place == [] or isinstance(place, Exception):
+            likely.append(job_id)
+    return likely
 
 
 async def _mend(client: "redis.asyncio.Redis", keys: Keys, job_id: str) -> str | None:
@@ -126,6 +167,7 @@ async def _mend(client: "redis.asyncio.Redis", keys: Keys, job_id: str) -> str |
                 entry |= {name: record.get(name, "") for name in _ENTRY_FIELDS}
                 entry["priority"] = record.get("priority", "0")
                 entry["losses"] = record.get("lease_losses", "0")
+                entry["started"] = "1" if record.get("first_ms") else "0"
                 pipe.xadd(keys.resume, entry, id=entry_id)  # type: ignore[arg-type]
                 place = {"entry": entry_id, "entry_key": keys.resume}
                 pipe.hset(keys.job(job_id), mapping=place)

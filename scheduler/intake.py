@@ -16,7 +16,7 @@ from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
 from .entries import Entry, Stream, named, parse_entry
 from .groups import GroupReader
-from .large_inputs import LargeInputs, TooNew, split
+from .large_inputs import LargeInputs, TooNew, split, still_waiting
 from .outage import REDIS_ERRORS
 from .reading import LaneReader, RawEntry
 from .refusing import Refuser
@@ -96,7 +96,13 @@ class Intake:
         self._max_bytes = max_bytes
         self._changed = changed
         self._isolate_after = config.scheduler.isolate_after_losses
-        self._large = LargeInputs(config, self._take_fetched, self._refuse)
+        self._large = LargeInputs(
+            config,
+            self._take_fetched,
+            self._refuse,
+            partial(still_waiting, client, keys),
+            room.unfetched,
+        )
         self._too_new = too_new
         self.bell = Bell(self._concerned)
 
@@ -190,7 +196,7 @@ class Intake:
     async def _take_in(self, entries: Sequence[Entry], card: ModelCard) -> None:
         raw, known, away = split(*await self._fetch(entries))
         for entry, job, ref in away:
-            await self._large.start(entry, job, ref, card)
+            self._large.start(entry, job, ref, card)
         await self._admit(raw, known, card)
 
     async def _take_fetched(self, entry: Entry, job: RawJob, card: ModelCard) -> None:
@@ -269,9 +275,10 @@ class Intake:
             enqueued_ms=entry.enqueued_ms,
             deadline_ms=entry.deadline_ms,
             schema=size.schema,
+            started=entry.started,
             alone=entry.losses >= self._isolate_after,
         )
-        return Ready(job, size.token_ids, entry.stream, entry.entry_id)
+        return Ready(job, size.token_ids, entry.stream, entry.entry_id, entry.resumed)
 
 
 def _chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

@@ -1,15 +1,18 @@
 """The scheduler process: one `ShardScheduler` for every shard of the pool."""
 
 import asyncio
+import os
+import re
 import signal
 from typing import Final, cast
 
+import msgspec
 import redis.asyncio
 import structlog
 
 from ..shared.collector import settle
 from ..shared.config import Config
-from ..shared.keys import POOL, SHARDS, Keys, is_shard
+from ..shared.keys import POOL, SHARDS, STORE, Keys, is_shard
 from ..shared.messages import encode
 from ..shared.pool_card import pool_card
 from ..shared.scripts import Scripts
@@ -21,6 +24,7 @@ DISCOVER_S: Final = 1.0
 """How often new shards are looked for."""
 PUBLISH_S: Final = 30.0
 """How often what the pool publishes of itself is checked."""
+_PLACE: Final = re.compile(r"pool-[0-9a-f]{12}")
 _log = structlog.get_logger(__name__)
 
 
@@ -43,6 +47,8 @@ class PoolScheduler:
         self._outage = Outage("pool")
         self._shards: dict[str, asyncio.Task[None]] = {}
         self._published_at = -PUBLISH_S
+        self._store_url = config.storage.url
+        self._place = f"pool-{os.urandom(6).hex()}"
         self._dropped: set[bytes] = set()
         """Strange members of `tm:shards` that were told of."""
 
@@ -70,12 +76,28 @@ class PoolScheduler:
         is_due = now - self._published_at >= PUBLISH_S
         if not is_due and await self._client.exists(POOL):
             return
+        if self._store_url is not None:
+            self._config = await self._with_own_store(self._store_url)
         card = encode(pool_card(self._config))
         if await self._client.get(POOL) != card:
             await self._client.set(POOL, card)
             _log.info("pool_card_published", partitions=self._config.pool.partitions)
         await Scripts(self._client, Keys("pool", 0)).publish_sources()
         self._published_at = now
+
+    async def _with_own_store(self, url: str) -> Config:
+        """Settings with this pool's own directory of the store.
+
+        Each pool removes what its own Redis does not name, so that two which are given
+        the same address must not see each other's inputs.
+        """
+        await self._client.set(STORE, self._place, nx=True)
+        told = (await self._client.get(STORE) or b"").decode(errors="replace")
+        if _PLACE.fullmatch(told):
+            self._place = told
+        own = f"{url.rstrip('/')}/{self._place}"
+        storage = msgspec.structs.replace(self._config.storage, url=own)
+        return msgspec.structs.replace(self._config, storage=storage)
 
     async def _discover(self) -> None:
         found = cast("set[bytes]", await self._client.smembers(SHARDS))  # type: ignore[misc]
@@ -86,12 +108,28 @@ class PoolScheduler:
                 names.add(name)
             else:
                 await self._drop(raw)
+        self._drop_ended()
+        if lost := sorted(self._shards.keys() - names):
+            # A flush took the set; jobs of these shards may be enqueued at any time.
+            await self._client.sadd(SHARDS, *lost)  # type: ignore[misc]
+        for shard in [name for name, task in self._shards.items() if task.done()]:
+            ended = self._shards.pop(shard)
+            error = "cancelled" if ended.cancelled() else repr(ended.exception())
+            _log.error("shard_ended", shard=shard, error=error)
         for shard in sorted(names - self._shards.keys()):
             scheduler = ShardScheduler(
                 self._client, shard, self._config, self._tokenizers
             )
             self._shards[shard] = asyncio.create_task(scheduler.run(), name=shard)
             _log.info("shard_found", shard=shard)
+
+    def _drop_ended(self) -> None:
+        """Lets shards whose task has ended be found anew; none ever should."""
+        for shard, task in list(self._shards.items()):
+            if task.done():
+                error = None if task.cancelled() else task.exception()
+                _log.error("shard_ended", shard=shard, error=repr(error))
+                del self._shards[shard]
 
     async def _drop(self, raw: bytes) -> None:
         """Removes a member that no client of ours has written; it can have no jobs."""

@@ -1,7 +1,6 @@
 """Removing inputs from the store once no job's record names them any more."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Final, cast
 
 import msgspec
@@ -11,7 +10,8 @@ import structlog
 from ..shared.config import Config
 from ..shared.errors import StorageUnavailable
 from ..shared.input_refs import MOST_PAYLOAD_BYTES
-from ..shared.keys import Keys
+from ..shared.keys import INPUTS, POOL
+from ..shared.messages import PoolCard
 from ..shared.storage import Storage
 
 SCAN_COUNT: Final = 500
@@ -31,9 +31,7 @@ class _Request(msgspec.Struct):
     text_ref: _Named | None = None
 
 
-async def remove_old(
-    client: "redis.asyncio.Redis", shards: Iterable[Keys], config: Config
-) -> int:
+async def remove_old(client: "redis.asyncio.Redis", config: Config) -> int:
     """Removes inputs that are old and named by no job; a job's end is never before.
 
     Age alone removes nothing: a job may wait for weeks. That no record names an input
@@ -41,25 +39,23 @@ async def remove_old(
 
     Args:
         client: Redis.
-        shards: All of the pool.
-        config: Where the store is, and what is old.
+        config: Whether there is a store, and what is old.
 
     Returns:
         How many were removed.
     """
-    if config.storage.url is None:
+    url = await _published(client)
+    if config.storage.url is None or url is None:
         return 0
     store = None
     try:
         most = config.storage.max_input_bytes
-        store = await Storage.opened(config.storage.url, max_bytes=most)
+        store = await Storage.opened(url, max_bytes=most)
         # Ages are differences of the store's own clock.
         before_s = await store.probe() - config.storage.keep_s
         old = {one.name for one in await store.inputs() if one.modified_s < before_s}
-        for keys in shards:
-            if not old:
-                return 0
-            old -= await _named(client, keys)
+        if old:
+            old -= await _named(client)
         # Whoever sends an input again renews it, and it stays.
         gone = [await store.remove(name, before_s) for name in sorted(old)]
     except StorageUnavailable as error:
@@ -71,14 +67,27 @@ async def remove_old(
     return sum(gone)
 
 
-async def _named(client: "redis.asyncio.Redis", keys: Keys) -> set[str]:
-    """Returns the inputs that the records of a shard name, ended jobs included."""
+async def _published(client: "redis.asyncio.Redis") -> str | None:
+    """The address that producers were told: a directory of this pool alone."""
+    raw = await client.get(POOL)
+    try:
+        return (
+            None if raw is None else msgspec.json.decode(raw, type=PoolCard).storage_url
+        )
+    except msgspec.DecodeError as error:
+        _log.error("pool_card_unreadable", error=str(error))
+        return None
+
+
+async def _named(client: "redis.asyncio.Redis") -> set[str]:
+    """Returns the inputs that records name, ended jobs included, of all shards.
+
+    Also of those that a flush took out of `tm:shards`: what this misses is removed.
+    """
     found: set[str] = set()
     cursor = 0
     while True:
-        cursor, names = await client.scan(
-            cursor, match=f"{keys.input('')}*", count=SCAN_COUNT
-        )
+        cursor, names = await client.scan(cursor, match=INPUTS, count=SCAN_COUNT)
         for payload in await _payloads(client, names):
             if payload is not None and _MARK in payload:
                 found |= _ref(payload)

@@ -77,7 +77,7 @@ def _remove_inputs(config: Config) -> Callable[[dict[str, object]], Awaitable[No
     async def remove_inputs(context: dict[str, object]) -> None:
         """Removes inputs from the store that no job names any more."""
         client = _client(context)
-        removed = await remove_old(client, await shards(client), config)
+        removed = await remove_old(client, config)
         if removed:
             _log.info("inputs_removed", inputs=removed)
 

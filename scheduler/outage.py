@@ -4,14 +4,17 @@ import asyncio
 from typing import Final
 
 import redis.asyncio
+import redis.exceptions
+import structlog
 
 from ..shared.errors import RedisUnavailable
+from ..shared.keys import Keys
 from ..shared.outage import FIRST_WAIT_S, LONGEST_WAIT_S, REDIS_ERRORS, Backoff
 from ..shared.outage import Outage as Connection
 from ..shared.redis import translate
 from ..shared.server_check import require_usable
 
-__all__ = ["REDIS_ERRORS", "Outage", "require_redis"]
+__all__ = ["REDIS_ERRORS", "Outage", "require_redis", "restart_grace_s"]
 
 START_S: Final = 10.0
 """Longest wait for the first answer of Redis: an address that is wrong is said soon."""
@@ -19,6 +22,7 @@ BLIP_S: Final = 1.0
 """In a shorter outage no lease ends: each is renewed thrice in its length."""
 GRACE_S: Final = LONGEST_WAIT_S + 0.5
 """A worker that tries again this late has reconnected."""
+_log = structlog.get_logger(__name__)
 
 
 async def require_redis(client: "redis.asyncio.Redis") -> None:
@@ -42,6 +46,31 @@ async def require_redis(client: "redis.asyncio.Redis") -> None:
                 "check that the server runs and that the URL is right"
             ) from error
         raise
+
+
+async def restart_grace_s(client: "redis.asyncio.Redis", keys: Keys) -> float:
+    """Returns the seconds to leave leases alone since the server has only just started.
+
+    A scheduler that started with it knows of no outage, yet leases may have ended in
+    one. Without any lease there is nothing to wait for.
+
+    Args:
+        client: Redis.
+        keys: The shard's names.
+    """
+    pipe = client.pipeline(transaction=False)
+    pipe.info("server")
+    pipe.zcard(keys.lease)
+    info, leases = await pipe.execute(raise_on_error=False)
+    for reply in (info, leases):
+        if isinstance(reply, redis.exceptions.ResponseError):
+            _log.debug("uptime_unknown", shard=keys.shard, error=str(reply))
+            return 0.0
+        if isinstance(reply, Exception):
+            raise reply
+    # Whole seconds, rounded down.
+    uptime_s = float(info.get("uptime_in_seconds", GRACE_S))
+    return max(0.0, GRACE_S + 1.0 - uptime_s) if leases else 0.0
 
 
 class Outage:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from ..shared.messages import JobClass
-from .rooms import LONG, SHORT, SPILL_LOAD, Room, Shapes, length_of
+from .rooms import LONG, SHORT, SPILL_LOAD, Room, Shapes, length_of, load_of
 from .snapshot import Assignment, Batch, GroupView, WaitingJob
 
 MAX_SCANS: Final = 64
@@ -13,6 +13,9 @@ MAX_SCANS: Final = 64
 PROBES: Final = 8
 MAX_RESERVATIONS: Final = 16
 """Groups kept free for large jobs at most, in one plan."""
+PREFILL_PATIENCE_MS: Final = 10_000
+"""Prefill credit comes back within steps; smaller prompts have taken it where a job
+still waits for nothing else."""
 
 _Entry = tuple[float, float, str, int]
 _Need = tuple[int, int, int]
@@ -37,23 +40,37 @@ class Packer:
         self.batches: dict[tuple[str, JobClass, str], list[Assignment]] = {}
         self._short_tokens = short_tokens
         self._lengths: dict[str, str] = {}
-        self.rooms = [
-            Room(view, lends=view.group not in bulk_turns)
+        self._bulk_turns = bulk_turns
+        self._views = [
+            view
             for view in groups
             if view.free_running + view.bulk_running > 0 and not view.alone
         ]
+        # A plan touches few of many groups: only those get a room.
+        self._rooms: list[Room | None] = [None] * len(self._views)
         self._heaps: dict[str, list[_Entry]] = {}
-        for index, room in enumerate(self.rooms):
-            self._heaps.setdefault(room.view.serves, []).append(self._entry(index))
+        for index, view in enumerate(self._views):
+            load = load_of(view, view.free_blocks, view.free_running, view.free_tokens)
+            entry = (load, view.step_ms, view.group, index)
+            self._heaps.setdefault(view.serves, []).append(entry)
         for heap in self._heaps.values():
             heapq.heapify(heap)
         self._unmet: dict[tuple[object, ...], list[_Need]] = {}
         self._scans = 0
         self._reserved: list[Room] = []
 
-    def _entry(self, index: int) -> _Entry:
-        view = self.rooms[index].view
-        return self.rooms[index].load, view.step_ms, view.group, index
+    @property
+    def rooms(self) -> list[Room]:
+        """What is left of every group that runs no job alone and is not full."""
+        return [self._room(index) for index in range(len(self._views))]
+
+    def _room(self, index: int) -> Room:
+        room = self._rooms[index]
+        if room is None:
+            view = self._views[index]
+            room = Room(view, lends=view.group not in self._bulk_turns)
+            self._rooms[index] = room
+        return room
 
     def length(self, job: WaitingJob) -> str:
         """Returns the length class of a job: `short` or `long`."""
@@ -73,7 +90,7 @@ class Packer:
         bulk = job_class is JobClass.BULK
         for heap in self._heaps.values():
             while heap:
-                room = self.rooms[heap[0][-1]]
+                room = self._room(heap[0][-1])
                 if not room.exhausted and (not bulk or room.open_to_bulk):
                     return True
                 heapq.heappop(heap)  # bulk comes last: nobody else will ask for it
@@ -143,13 +160,13 @@ class Packer:
             if heap[0][0] >= limit or (spill and heap[0][0] > SPILL_LOAD):
                 break  # the others are fuller still
             entry = heapq.heappop(heap)
-            room = self.rooms[entry[-1]]
+            room = self._room(entry[-1])
             if room.fits(job):
                 self.give(room, job)
-                entry, placed = self._entry(entry[-1]), room
+                entry, placed = (room.load, *entry[1:]), room
             passed.append(entry)
         for entry in passed:
-            if not self.rooms[entry[-1]].exhausted:
+            if not self._room(entry[-1]).exhausted:
                 heapq.heappush(heap, entry)
         return placed
 
@@ -158,21 +175,39 @@ class Packer:
         key = (room.view.group, job.job_class, job.bucket)
         self.batches.setdefault(key, []).append(room.take(job))
 
-    def reserve(self, job: WaitingJob) -> None:
-        """Keeps a group that could hold the job free of others.
+    def reserve(self, job: WaitingJob, waited_ms: int) -> None:
+        """Keeps a group that could hold the job free of others, if that helps.
 
+        It does where blocks are missing everywhere, or slots for several choices.
         Jobs that the same group could hold share the reservation, one after another.
+
+        Args:
+            job: It has found no room.
+            waited_ms: For how long it has waited.
         """
+        bulk = job.job_class is JobClass.BULK
         if len(self._reserved) >= MAX_RESERVATIONS:
             return
-        if any(room.view.could_hold(job) for room in self._reserved):
-            return
-        able = [r for r in self.rooms if not r.closed and r.view.could_hold(job)]
+        for room in self._reserved:
+            if room.view.could_hold(job):
+                room.lent = room.lent and not bulk
+                return
         homes = self._tiers(job, self.length(job), spill=False)
-        able = [room for room in able if room.view.serves in homes] or able
-        if able:
-            emptiest = max(able, key=lambda r: (r.blocks + r.bulk_blocks, r.view.group))
+        able: list[Room] = []
+        for room in self.rooms:
+            if room.closed or not room.view.could_hold(job):
+                continue
+            home = room.view.serves in homes
+            if home and waited_ms < PREFILL_PATIENCE_MS and not room.is_short(job):
+                return
+            able.append(room)
+        at_home = [room for room in able if room.view.serves in homes] or able
+        if at_home:
+            emptiest = max(
+                at_home, key=lambda r: (r.blocks + r.bulk_blocks, r.view.group)
+            )
             emptiest.reserved = True
+            emptiest.lent = emptiest.lends and not bulk
             self._reserved.append(emptiest)
 
     def result(self) -> tuple[Batch, ...]:

@@ -37,14 +37,15 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
         changed elsewhere; the same arguments give the same plan.
     """
     before = snapshot.fairness
-    turns, pushed = bulk_turns(snapshot.groups, before, now_ms)
-    packer = Packer(snapshot.groups, snapshot.short_tokens, turns)
+    turns = bulk_turns(snapshot.groups, before, now_ms)
+    pushed, restored = turns.pushed_ms, turns.restored_ms
+    packer = Packer(snapshot.groups, snapshot.short_tokens, turns.groups)
     by_class, suspects, impossible = _split(snapshot, packer.shapes, now_ms)
     pool = PoolState(snapshot.groups)
     queues = _Queues(by_class, snapshot, pool.step_ms, now_ms)
-    ordinary = any(by_class.values())
     alone: list[WaitingJob] = []
-    if not (before.suspect_had_turn and ordinary and len(snapshot.groups) == 1):
+    others_turn = before.suspect_had_turn and _some_could_run(by_class, packer.shapes)
+    if not (others_turn and len(snapshot.groups) == 1):
         alone = place_suspects(suspects, packer, snapshot.groups, now_ms)
     for job in alone:
         queues[job.job_class].charge(job)
@@ -52,6 +53,7 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
     since_bulk = before.since_bulk
     if turn is not None:
         since_bulk, pushed = 0, {**pushed, turn: now_ms - BULK_PATIENCE_MS}
+        restored = {**restored, turn: now_ms}
     left: list[WaitingJob] = []
     wake_in_ms: int | None = None
     for job_class in (JobClass.INTERACTIVE, JobClass.BULK):
@@ -67,7 +69,7 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
     batches = packer.result()
     others = sum(len(batch.assignments) for batch in batches) - len(alone)
     gave_bulk = any(batch.job_class is JobClass.BULK for batch in batches)
-    gave_up_turn = before.suspect_had_turn and ordinary and not others
+    gave_up_turn = others_turn and not others
     return Plan(
         batches=batches,
         wake_in_ms=wake_in_ms,
@@ -77,6 +79,7 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
             since_bulk=since_bulk,
             bulk_at_ms=now_ms if gave_bulk else before.bulk_at_ms,
             pushed_ms=pushed,
+            restored_ms=restored,
             suspect_had_turn=bool(alone) or gave_up_turn,
             now_ms=now_ms,
         ),
@@ -106,6 +109,15 @@ def _split(
         else:
             by_class[job.job_class].append(job)
     return by_class, suspects, tuple(sorted(impossible))
+
+
+def _some_could_run(by_class: _ByClass, shapes: Shapes) -> bool:
+    """Whether some group could hold one of these jobs.
+
+    A turn left to others that never run, as to those with a record that no group
+    reads, would have no end.
+    """
+    return any(shapes.could_hold(job) for jobs in by_class.values() for job in jobs)
 
 
 class _Queues:
@@ -167,7 +179,7 @@ def _bulk_turn(
     room = packer.place(job)
     queue.settle(job, given=room is not None)
     if room is None:
-        packer.reserve(job)
+        packer.reserve(job, now_ms - job.enqueued_ms)
         return None
     room.lends = False
     return room.view.group
@@ -210,9 +222,10 @@ def _fill(
             map(packer.is_hopeless, queue.remaining())
         ):
             break
-        if now_ms - job.enqueued_ms >= RESERVE_AFTER_MS:
+        waited_ms = now_ms - job.enqueued_ms
+        if waited_ms >= RESERVE_AFTER_MS:
             # Smaller jobs must not take every block that is given back.
-            packer.reserve(job)
+            packer.reserve(job, waited_ms)
     if missed and packer.bound:
         given += _spill(queue, packer, missed, left)
         left += (*missed, *queue.remaining())

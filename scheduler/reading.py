@@ -11,7 +11,7 @@ import structlog
 from ..shared.keys import Keys
 from ..shared.messages import JobClass
 from .entries import Stream, lane_stream
-from .waiting import WaitingRoom
+from .waiting import MOST_JOBS, WaitingRoom
 
 ROUND_ENTRIES: Final = 1_024
 """Entries read in one round, over all lanes, so that a round has a bound."""
@@ -71,8 +71,9 @@ class LaneReader:
         """
         self.full = False
         guess = {k: s for k, s in self._remembered.items() if self._wanted(s)}
-        if self.job_class is JobClass.INTERACTIVE:
-            guess[self._keys.resume] = Stream(self._keys.resume, None)
+        resume = Stream(self._keys.resume, None)
+        if self.job_class is JobClass.INTERACTIVE and self._wanted(resume):
+            guess[resume.key] = resume
         guess = self._readable(guess)
         pipe = self._client.pipeline(transaction=False)
         pipe.zrange(self._keys.lanes, 0, -1)
@@ -131,7 +132,8 @@ class LaneReader:
 
     async def _streams(self, members: Sequence[bytes]) -> dict[str, Stream]:
         """The lanes of this class that have entries and room in memory."""
-        self.held_back = False
+        reads_resume = self.job_class is JobClass.INTERACTIVE
+        self.held_back = reads_resume and not self._room.accepts(None)
         streams: dict[str, Stream] = {}
         for member in members:
             stream = lane_stream(self._keys, member)
@@ -157,6 +159,10 @@ class LaneReader:
         return {k: s for k, s in streams.items() if k not in self._unreadable}
 
     def _wanted(self, stream: Stream) -> bool:
+        if stream.job_class is None:
+            # Of all tenants and classes: a bound of its own would hide some of them.
+            unfetched = self._room.unfetched[stream.key]
+            return unfetched < MOST_JOBS and self._room.accepts(None)
         # Half a read-ahead at a time: fewer, larger reads, and a bound in memory.
         few = self._room.count(stream.key) <= self._read_ahead // 2
         return few and self._room.accepts(stream.job_class)

@@ -26,6 +26,15 @@ def length_of(bucket: str, short_tokens: int) -> str:
     return LONG if bucket == BEYOND or int(bucket) > short_tokens else SHORT
 
 
+def load_of(view: GroupView, blocks: int, running: int, tokens: int) -> float:
+    """Returns the fullest of a group's three resources, from what is left of each."""
+    return 1.0 - min(
+        blocks / view.total_blocks,
+        running / view.max_running,
+        tokens / view.batch_tokens,
+    )
+
+
 class Room:
     """One group and what this plan has left of it.
 
@@ -42,6 +51,7 @@ class Room:
         "bulk_tokens",
         "closed",
         "lends",
+        "lent",
         "reserved",
         "running",
         "tokens",
@@ -61,18 +71,16 @@ class Room:
         """It runs one job alone."""
         self.reserved = False
         """It is kept free for a job that does not fit yet."""
+        self.lent = False
+        """That job is interactive: bulk may fill what it waits for, since it is pushed
+        out at once."""
 
     @property
     def load(self) -> float:
         """The fullest of its three resources, 0 (empty) to 1 (full) and, where
         interactive jobs have pushed bulk out, beyond.
         """
-        view = self.view
-        return 1.0 - min(
-            self.blocks / view.total_blocks,
-            self.running / view.max_running,
-            self.tokens / view.batch_tokens,
-        )
+        return load_of(self.view, self.blocks, self.running, self.tokens)
 
     @property
     def empty(self) -> bool:
@@ -82,7 +90,7 @@ class Room:
     @property
     def exhausted(self) -> bool:
         """Whether not even the smallest interactive job fits."""
-        if self.closed or self.reserved:
+        if self.closed or (self.reserved and not self.lent):
             return True
         if self.lends:
             return (
@@ -113,12 +121,15 @@ class Room:
     def fits(self, job: WaitingJob) -> bool:
         """Whether the job can go now."""
         view = self.view
-        if self.closed or self.reserved or not view.could_hold(job):
+        bulk = job.job_class is JobClass.BULK
+        if self.closed or not view.could_hold(job):
+            return False
+        if self.reserved and not (self.lent and bulk):
             return False
         if job.alone:
             return self.empty and self.blocks >= view.cost_blocks(job)
         blocks, running, tokens = self.blocks, self.running, self.tokens
-        if job.job_class is JobClass.BULK:
+        if bulk:
             slots_kept, blocks_kept = self._headroom()
             running, blocks = running - slots_kept, blocks - blocks_kept
         elif self.lends:
@@ -132,6 +143,18 @@ class Room:
         return _within(job.choices, running, view.max_running) and _within(
             job.prefill_tokens, tokens, view.batch_tokens
         )
+
+    def is_short(self, job: WaitingJob) -> bool:
+        """Whether blocks are missing, or slots for several choices.
+
+        One slot and prefill credit come back by themselves, and the first in order gets
+        them; what a large job needs would be taken bit by bit.
+        """
+        blocks, running = self.blocks, self.running
+        if self.lends and job.job_class is JobClass.INTERACTIVE:
+            blocks, running = blocks + self.bulk_blocks, running + self.bulk_running
+        slots = _within(job.choices, running, self.view.max_running)
+        return self.view.cost_blocks(job) > blocks or (job.choices > 1 and not slots)
 
     def take(self, job: WaitingJob) -> Assignment:
         """Books the job."""
@@ -175,9 +198,13 @@ class Shapes:
         self.sure_tokens = min(map(_sure_tokens, self._all), default=0)
         """Prompt and output of one choice that every live group could hold."""
 
+    def could_hold(self, job: WaitingJob) -> bool:
+        """Whether some live group reads the job's record and could hold it."""
+        return any(view.could_hold(job) for view in self._all)
+
     def impossible(self, job: WaitingJob) -> bool:
         """Whether groups that read the job's record are alive and all too small."""
-        if not self._all or any(view.could_hold(job) for view in self._all):
+        if not self._all or self.could_hold(job):
             return False
         return any(view.schema >= job.schema for view in self._all)
 

@@ -22,7 +22,7 @@ from .large_inputs import TooNew
 from .leader import Leadership, LeadershipLost
 from .learning import MadeRatio
 from .limits import keep_limits
-from .outage import REDIS_ERRORS, Outage
+from .outage import REDIS_ERRORS, Outage, restart_grace_s
 from .reading import LaneReader
 from .reaper import Reaper
 from .refusing import Refuser
@@ -113,7 +113,9 @@ class ShardScheduler:
             if fence != self._fence:
                 _log.info("active", shard=self._keys.shard, fence=fence)
             self._fence = fence
-            await self._lead(fence)
+            # A task of its own: before Python 3.13 a task whose group failed counts as
+            # being cancelled ever after, and timeouts in it may do harm.
+            await asyncio.create_task(self._lead(fence), name=f"lead {fence}")
         except* LeadershipLost:
             _log.warning("leadership_lost", shard=self._keys.shard)
         except* REDIS_ERRORS as group:
@@ -141,6 +143,8 @@ class ShardScheduler:
         """Runs all parts until one fails. All state is new and starts at entry 0."""
         room, arrivals, clock = WaitingRoom(), ArrivalRate(), RedisClock()
         clock.observe(*await self._client.time())
+        restarted_s = await restart_grace_s(self._client, self._keys)
+        grace_s = max(self._outage.grace_s(), restarted_s)
         # For `doctor`, which names jobs of a version that this scheduler cannot read.
         await self._client.hset(self._keys.scheduler, "schema", str(SCHEMA_VERSION))  # type: ignore[misc]
         refuser = Refuser(self._scripts, fence)
@@ -160,7 +164,7 @@ class ShardScheduler:
             clock=clock,
             max_losses_alone=self._config.scheduler.max_losses_alone,
             dead_ms=round(self._config.retention.dead_s * 1000),
-            grace_s=self._outage.grace_s(),
+            grace_s=grace_s,
         )
         bells = [dispatcher.changed, *(intake.bell for intake in intakes)]
         async with asyncio.TaskGroup() as tasks:

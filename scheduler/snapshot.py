@@ -32,6 +32,8 @@ class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     alone: bool = False
     """A suspect, which has lost several leases: it goes to an empty group only, and
     nobody joins it."""
+    started: bool = False
+    """Its client has had tokens of it: a worker gave it up in mid-output."""
     schema: int = 1
     """Lowest schema version whose readers understand its record."""
 
@@ -103,6 +105,8 @@ class Fairness(msgspec.Struct, frozen=True, kw_only=True):
     """When bulk was last given anything."""
     pushed_ms: Mapping[str, int] = {}
     """Group -> since when interactive work has held what its bulk was given."""
+    restored_ms: Mapping[str, int] = {}
+    """Group -> since when its bulk has had that back, in its turn."""
     suspect_had_turn: bool = False
     """A suspect went last to the only group; other work is next."""
 

@@ -8,6 +8,9 @@ as interactive work leaves room there; when it leaves none for long, no more is 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
+from ..shared.messages import JobClass
 from .packing import MAX_RESERVATIONS, Packer
 from .rooms import Room
 from .snapshot import Fairness, GroupView, WaitingJob
@@ -19,7 +22,7 @@ BULK_PATIENCE_MS: Final = 30_000
 BULK_SHARE: Final = 16
 """One part in this many of the tokens, or of the groups, goes to impatient bulk."""
 BULK_TURN_MS: Final = BULK_PATIENCE_MS // (BULK_SHARE - 1)
-"""A turn of pushed-out bulk lasts this long, and until it has its room back."""
+"""Pushed-out bulk that has its room back keeps it for this long."""
 
 
 def place_suspects(
@@ -30,8 +33,9 @@ def place_suspects(
 ) -> list[WaitingJob]:
     """Gives suspects an empty group each, or keeps the emptiest one free for them.
 
-    At most half of the groups run or wait for a suspect, so that ordinary work goes on
-    in the others; in a pool of one, the caller makes them take turns.
+    Interactive ones come first, then the nearest deadline, then the oldest. At most
+    half of the groups run or wait for a suspect, so that ordinary work goes on in the
+    others; in a pool of one, the caller makes them take turns.
 
     Args:
         suspects: Waiting jobs that are to run alone.
@@ -47,7 +51,7 @@ def place_suspects(
         return given
     left = max(1, len(groups) // 2) - sum(bool(group.alone) for group in groups)
     reserved = 0
-    for job in sorted(suspects, key=lambda job: (job.enqueued_ms, job.id)):
+    for job in sorted(suspects, key=_suspect_order):
         if left <= 0 or reserved >= MAX_RESERVATIONS:
             break
         able = _able(job, packer)
@@ -64,6 +68,11 @@ def place_suspects(
             continue
         left -= 1
     return given
+
+
+def _suspect_order(job: WaitingJob) -> tuple[bool, float, int, str]:
+    due = float("inf") if job.deadline_ms is None else job.deadline_ms
+    return job.job_class is JobClass.BULK, due, job.enqueued_ms, job.id
 
 
 def _able(job: WaitingJob, packer: Packer) -> list[Room]:
@@ -86,33 +95,50 @@ def _emptiest(room: Room) -> tuple[float, int, str]:
     return room.running / max(view.max_running, 1), room.blocks, view.group
 
 
+class BulkTurns(msgspec.Struct, frozen=True):
+    """Where pushed-out bulk stands."""
+
+    groups: frozenset[str]
+    """Groups in which interactive jobs may not take what bulk holds."""
+    pushed_ms: Mapping[str, int]
+    """Since when each group's bulk has been pushed out, its turn included."""
+    restored_ms: Mapping[str, int]
+    """Of these, since when it has had its room back."""
+
+
 def bulk_turns(
     groups: Sequence[GroupView], fairness: Fairness, now_ms: int
-) -> tuple[frozenset[str], Mapping[str, int]]:
+) -> BulkTurns:
     """Finds the groups whose pushed-out bulk is to have its room back now.
+
+    The engine cannot do it: there bulk never goes before interactive work, and starts
+    as soon as this leaves it room.
 
     Args:
         groups: The live groups.
         fairness: What earlier plans remembered.
         now_ms: The clock of Redis.
-
-    Returns:
-        Groups in which interactive jobs may not take what bulk holds, and since when
-        each group's bulk has been pushed out.
     """
     pushed: dict[str, int] = {}
+    restored: dict[str, int] = {}
     for group in groups:
         if group.bulk_running <= 0:
             continue
-        since = fairness.pushed_ms.get(group.group)
-        age = 0 if since is None else now_ms - since
-        in_turn = BULK_PATIENCE_MS <= age < BULK_PATIENCE_MS + BULK_TURN_MS
-        if group.free_running < 0 or group.free_blocks < 0 or in_turn:
-            pushed[group.group] = now_ms if since is None else since
+        name = group.group
+        since = fairness.pushed_ms.get(name, now_ms)
+        if group.free_running >= 0 and group.free_blocks >= 0:
+            if now_ms - since < BULK_PATIENCE_MS:
+                continue
+            back = fairness.restored_ms.get(name, now_ms)
+            if now_ms - back >= BULK_TURN_MS:
+                continue
+            restored[name] = back
+        pushed[name] = since
     due = sorted(
         (since, name)
         for name, since in pushed.items()
         if now_ms - since >= BULK_PATIENCE_MS
     )
     most = max(1, len(groups) // BULK_SHARE)
-    return frozenset(name for _, name in due[:most]), pushed
+    chosen = frozenset(name for _, name in due[:most])
+    return BulkTurns(chosen, pushed, restored)

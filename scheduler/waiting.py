@@ -5,17 +5,20 @@ loses nothing by starting empty.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
 import msgspec
 
+from ..shared.keys import lane_of
 from ..shared.messages import JobClass
 from .snapshot import WaitingJob
 
 MOST_JOBS: Final = 20_000
-"""Beyond this many, bulk lanes are not read on; interactive ones still are."""
+"""Of the interactive lanes, of the bulk lanes and of `resume`, each on its own: none
+of them keeps another from being read."""
 MOST_TOKENS: Final = 16_000_000
 """The same bound in prompt tokens: four bytes each are kept in memory."""
 CANDIDATES: Final = 1_024
@@ -30,70 +33,101 @@ class Ready(msgspec.Struct, frozen=True):
     """Little-endian int32."""
     stream: str
     entry_id: str
+    resumed: bool = False
+    """It came through `resume`, which all tenants and classes share."""
+
+
+_Lane = tuple[str, JobClass, int, bool]
+_Source = JobClass | None
+"""Whose lanes; None: `resume`."""
+
+
+def _lane(ready: Ready) -> _Lane:
+    """Where a job waits here: as `resume` has one stream, by class and tenant too."""
+    job = ready.job
+    if not ready.resumed:
+        return ready.stream, job.job_class, 0, False
+    return ready.stream, job.job_class, lane_of(job.tenant), job.started
+
+
+def _source(ready: Ready) -> _Source:
+    return None if ready.resumed else ready.job.job_class
 
 
 class WaitingRoom:
-    """Ready jobs by stream, in the order of their streams."""
+    """Ready jobs by lane, in the order of their streams."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, dict[str, Ready]] = {}
-        self._stream_of: dict[str, str] = {}
-        self._tokens = 0
+        self._lanes: dict[_Lane, dict[str, Ready]] = {}
+        self._lane_of: dict[str, _Lane] = {}
+        self._by_stream: Counter[str] = Counter()
+        self._jobs: Counter[_Source] = Counter()
+        self._tokens: Counter[_Source] = Counter()
+        self.unfetched: Counter[str] = Counter()
+        """Jobs of each stream whose input is being fetched; they count as well."""
         self._deadlines: list[tuple[int, str]] = []
         """A heap; entries of jobs that left stay until they are due."""
 
     def __len__(self) -> int:
-        return len(self._stream_of)
+        return len(self._lane_of)
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._stream_of
+        return job_id in self._lane_of
 
     def __iter__(self) -> Iterator[Ready]:
-        for stream in self._streams.values():
-            yield from stream.values()
+        for lane in self._lanes.values():
+            yield from lane.values()
 
     def count(self, stream: str) -> int:
-        """Returns how many jobs of a stream wait here."""
-        return len(self._streams.get(stream, ()))
+        """Returns how many jobs of a stream are in memory."""
+        return self._by_stream[stream] + self.unfetched[stream]
 
-    def accepts(self, job_class: JobClass | None) -> bool:
-        """Whether more jobs of this class are to be read."""
-        room = 1 if job_class is JobClass.BULK else 2
-        return len(self) < room * MOST_JOBS and self._tokens < room * MOST_TOKENS
+    def accepts(self, source: JobClass | None) -> bool:
+        """Whether more jobs of this class, or of `resume` (None), are to be read."""
+        return self._jobs[source] < MOST_JOBS and self._tokens[source] < MOST_TOKENS
 
     def add(self, ready: Ready) -> None:
         """Takes a job in; one with the same id is replaced."""
         self.take(ready.job.id)
-        self._streams.setdefault(ready.stream, {})[ready.job.id] = ready
-        self._stream_of[ready.job.id] = ready.stream
-        self._tokens += ready.job.tokens
+        lane = _lane(ready)
+        self._lanes.setdefault(lane, {})[ready.job.id] = ready
+        self._lane_of[ready.job.id] = lane
+        self._count(ready, 1)
         if ready.job.deadline_ms is not None:
             heapq.heappush(self._deadlines, (ready.job.deadline_ms, ready.job.id))
 
+    def _count(self, ready: Ready, sign: int) -> None:
+        source = _source(ready)
+        self._by_stream[ready.stream] += sign
+        if not self._by_stream[ready.stream]:
+            del self._by_stream[ready.stream]
+        self._jobs[source] += sign
+        self._tokens[source] += sign * ready.job.tokens
+
     def take(self, job_id: str) -> Ready | None:
         """Removes and returns a job, or None when it is not here."""
-        stream = self._stream_of.pop(job_id, None)
-        if stream is None:
+        lane = self._lane_of.pop(job_id, None)
+        if lane is None:
             return None
-        jobs = self._streams[stream]
+        jobs = self._lanes[lane]
         ready = jobs.pop(job_id)
         if not jobs:
-            del self._streams[stream]
-        self._tokens -= ready.job.tokens
+            del self._lanes[lane]
+        self._count(ready, -1)
         return ready
 
     def candidates(self) -> tuple[WaitingJob, ...]:
-        """Returns the jobs that a plan should look at: the front of every stream.
+        """Returns the jobs that a plan should look at: the front of every lane.
 
-        Where streams are many, each has one at least, so that none hides another.
+        Where lanes are many, each has one at least, so that none hides another.
         """
         if len(self) <= CANDIDATES:
             return tuple(ready.job for ready in self)
-        share = max(1, CANDIDATES // len(self._streams))
+        share = max(1, CANDIDATES // len(self._lanes))
         return tuple(
             ready.job
-            for stream in self._streams.values()
-            for ready in islice(stream.values(), share)
+            for lane in self._lanes.values()
+            for ready in islice(lane.values(), share)
         )
 
     def expired(self, now_ms: int) -> list[str]:
@@ -108,8 +142,8 @@ class WaitingRoom:
         return found
 
     def _find(self, job_id: str) -> Ready | None:
-        stream = self._stream_of.get(job_id)
-        return None if stream is None else self._streams[stream][job_id]
+        lane = self._lane_of.get(job_id)
+        return None if lane is None else self._lanes[lane][job_id]
 
     def take_all(self, job_ids: Iterable[str]) -> None:
         """Removes jobs that are here."""

@@ -46,6 +46,8 @@ def url_problem(url: str) -> str | None:
             "an address with credentials would be published to every producer; "
             "give them in the environment of each process"
         )
+    if match["scheme"] == "memory":
+        return "no other process sees what one has in its memory"
     if match["scheme"] in LOCAL_SCHEMES and not match["rest"].startswith("/"):
         return "expected an absolute directory: file:///directory"
     return None

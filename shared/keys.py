@@ -16,6 +16,8 @@ from .errors import UnknownJob
 
 POOL: Final = "tm:pool"
 """string, JSON PoolCard; permanent."""
+STORE: Final = "tm:store"
+"""string, this pool's own directory in the store of large inputs; permanent."""
 MODELS: Final = "tm:models"
 """hash, model -> JSON ModelCard; permanent."""
 SHARDS: Final = "tm:shards"
@@ -28,6 +30,18 @@ SCRIPTS: Final = "tm:scripts"
 
 JANITOR_QUEUE: Final = "tm:arq:janitor"
 """zset, arq's queue of housekeeping tasks; arq adds keys under `arq:` of its own."""
+
+INPUTS: Final = "tm:{*}:in:*"
+"""Pattern of the requests of every shard, registered or not."""
+
+PERMANENT: Final = (POOL, STORE, MODELS, SHARDS, WARM, SCRIPTS, JANITOR_QUEUE)
+"""Names that stay in Redis for ever; so does what `tokenizer_key` names."""
+PERMANENT_IN_SHARD: Final = (
+    *("lanes", "resume", "delayed", "lease", "deadline", "groups", "scheduler"),
+    *("load", "limits", "recent", "done", "dlq"),
+)
+"""The same of each shard, after its prefix; so do the streams of its lanes. Everything
+else has an expiry."""
 
 LANES: Final = 256
 """Tenants are hashed into this many lanes per class and bucket."""
@@ -48,6 +62,22 @@ _SHARD: Final = re.compile(rf"(?P<model>{MODEL_NAME.pattern}):(0|[1-9][0-9]{{0,2
 def is_shard(member: str) -> bool:
     """Whether a member of `tm:shards` can be `<model>:<partition>`."""
     return _SHARD.fullmatch(member) is not None
+
+
+_PERMANENT: Final = re.compile(
+    "|".join(map(re.escape, PERMANENT))
+    + r"|tm:tokenizer:.+"
+    + rf"|tm:\{{{_SHARD.pattern}\}}:({'|'.join(PERMANENT_IN_SHARD)}"
+    + r"|q:(interactive|bulk):[^:]+:\d+)"
+)
+
+
+def is_permanent(name: str) -> bool:
+    """Whether a key may have no expiry.
+
+    The number of such keys is bounded by those of models, partitions and lanes.
+    """
+    return _PERMANENT.fullmatch(name) is not None
 
 
 def tokenizer_key(fingerprint: str) -> str:

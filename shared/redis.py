@@ -20,11 +20,14 @@ _HEALTH_CHECK_S: Final = 15
 _RETRIES: Final = 3
 _BACKOFF_BASE_S: Final = 0.05
 _BACKOFF_CAP_S: Final = 1.0
-_PASSWORD: Final = re.compile(r"(?P<head>//[^/?#@]*?:)[^/?#]*(?=@)")
-_QUERY_PASSWORD: Final = re.compile(r"(?i)([?&](?:password|username)=)[^&#]*")
+_PASSWORD: Final = re.compile(r"(?P<head>//[^@:\s]*:)\S*(?=@)")
+"""Up to the last @: a password may hold what should have been percent-encoded."""
+_QUERY_PASSWORD: Final = re.compile(r"(?i)([?&](?:password|username)=)[^&\s]*")
 _SERVER_SAYS: Final = re.compile(
     r"(?:^|-|: )(OOM|READONLY|MISCONF|NOPERM|NOREPLICAS|LOADING|BUSY|MASTERDOWN)\b"
 )
+_COMES_BACK: Final = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "BUSY ")
+"""A server that says so serves again by itself."""
 _KEEPALIVE: Final = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
@@ -108,11 +111,13 @@ def connect(
         options |= {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE}
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(url, **options)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError):
+        # The parser's own words may hold a part of the password.
         raise ConfigError(
             "redis.url",
-            f"'{redact_url(url)}' is not a Redis URL ({redact_url(str(error))}); "
-            "expected redis://[user:password@]host[:port][/db], rediss://… or unix://…",
+            f"'{redact_url(url)}' is not a Redis URL; expected "
+            "redis://[user:password@]host[:port][/db], rediss://… or unix://…, with "
+            "each / ? # @ of a user or password percent-encoded (%2F %3F %23 %40)",
         ) from None
     make_cancellable(pool)
     return redis.asyncio.Redis.from_pool(pool)
@@ -178,6 +183,8 @@ def _absence(where: str, text: str) -> str:
             f"{where} has no room for another connection (maxclients reached); close "
             "idle clients, or raise it: CONFIG SET maxclients"
         )
+    if text.startswith("BUSY "):
+        return f"{where} is busy with one long script; try again in a while"
     if "loading" in text.lower():
         return f"{where} is still loading its data; try again in a while"
     return (
@@ -206,7 +213,7 @@ def translate(where: str = "Redis") -> Iterator[None]:
         if isinstance(
             error,
             exceptions.ConnectionError | exceptions.TimeoutError,
-        ) or str(error).startswith(("LOADING", "CLUSTERDOWN", "MASTERDOWN")):
+        ) or str(error).startswith(_COMES_BACK):
             raise RedisUnavailable(_absence(where, str(error))) from error
         raise RedisUnsuitable(
             f"{where} refused a command: {redact_url(str(error))}"

@@ -1,5 +1,7 @@
 """What every wrapper of scripts needs: sending, chunking, and looking keys up."""
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar, cast
 
@@ -8,7 +10,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from .errors import ProtocolError, RedisUnsuitable
 from .keys import SCRIPTS, SHARDS, Keys
-from .redis import translate
+from .redis import server_says, translate
 from .script_endings import Hint
 from .script_sources import load_script, script_names
 
@@ -18,9 +20,8 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Most payload bytes in one call, unless one job alone has more."""
 LOOKUPS: Final = 5
 """How often a script is asked again because the job moved between look and call."""
-
-_SERVER_SAYS: Final = ("OOM", "READONLY", "MISCONF", "NOPERM", "NOREPLICAS")
-"""In an error that came from inside a script: the server refuses, whatever the job."""
+REGISTER_S: Final = 10.0
+"""How often `tm:shards` is told again: a flush takes the shard out of it."""
 
 Item = TypeVar("Item")
 Argument = str | bytes | int | float
@@ -67,8 +68,7 @@ def broke_on_data(error: BaseException) -> bool:
     """
     words = str(error.__cause__ or error)
     inside = isinstance(error, RedisUnsuitable | ResponseError)
-    server = any(word in words for word in _SERVER_SAYS)
-    return inside and "user_script" in words and not server
+    return inside and "user_script" in words and server_says(words) is None
 
 
 def chunks(
@@ -103,7 +103,7 @@ class ScriptRunner:
     def __init__(self, redis: redis.asyncio.Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
-        self._registered = False
+        self._registered_at = -math.inf
 
     @property
     def keys(self) -> Keys:
@@ -180,11 +180,12 @@ class ScriptRunner:
         return _array(name, await self.run(name, keys, args))
 
     async def register_shard(self) -> None:
-        """Adds this shard to `tm:shards`, once for each instance of this class."""
-        if not self._registered:
+        """Adds this shard to `tm:shards`, unless this instance did so just now."""
+        now = time.monotonic()
+        if now - self._registered_at >= REGISTER_S:
             with translate():
                 await self._command("SADD", SHARDS, self._keys.shard)
-            self._registered = True
+            self._registered_at = now
 
     async def publish_sources(self) -> None:
         """Writes every script to `tm:scripts` for clients in other languages."""

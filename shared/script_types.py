@@ -12,9 +12,9 @@ EnqueueStatus = Literal["queued", "duplicate", "conflict", "full", "late", "inva
 """`late`: its deadline cannot be met; `invalid`: an argument is wrong. Nothing was
 recorded then, as with `full`, and neighbours are untouched."""
 DispatchStatus = Literal[
-    "dispatched", "gone", "cancelled", "expired", "no_credit", "fenced"
+    "dispatched", "gone", "cancelled", "expired", "no_credit", "newer", "fenced"
 ]
-"""`gone`: not queued any more. `fenced`: another scheduler is active."""
+"""`gone`: not queued any more. `newer`: the group does not read its record. `fenced`: another scheduler is active."""
 EmitStatus = Literal["written", "duplicate", "lost", "cancelled"]
 """`cancelled`: written, but the job is to be stopped."""
 FinishStatus = Literal["recorded", "duplicate", "lost"]
@@ -137,7 +137,7 @@ class DispatchReply(msgspec.Struct, frozen=True):
     job_id: str
     status: DispatchStatus
     epoch: int = 0
-    """0 unless dispatched."""
+    """0 unless dispatched; for `newer`, the record's schema version."""
 
 
 class StartItem(msgspec.Struct, frozen=True):

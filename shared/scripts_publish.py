@@ -53,8 +53,8 @@ class PublishScripts(ScriptRunner):
         """Publishes last deltas and records the ends in one round trip.
 
         Redis runs both in this order, so a subscriber sees the same as from `emit`
-        and then `finish`. A job whose delta is refused has its end all the same: a
-        stream that misses tokens at the end takes them from the result.
+        and then `finish`. Where a full server refuses the deltas, the ends are held
+        back; the error is raised and both are to be sent again.
 
         Args:
             group: This incarnation's name.
@@ -71,7 +71,7 @@ class PublishScripts(ScriptRunner):
         written, recorded = await self.run_in_turn(
             [
                 self._emit_call(group, deltas),
-                self._finish_call(group, ends, [_NO_IDEM] * len(ends)),
+                self._finish_call(group, ends, [_NO_IDEM] * len(ends), follows=True),
             ]
         )
         statuses = [cast("EmitStatus", text(reply)) for reply in written]
@@ -88,7 +88,12 @@ class PublishScripts(ScriptRunner):
         return "emit", keys, args
 
     def _finish_call(
-        self, group: str, items: Sequence[FinishItem], idems: Sequence[tuple[str, str]]
+        self,
+        group: str,
+        items: Sequence[FinishItem],
+        idems: Sequence[tuple[str, str]],
+        *,
+        follows: bool = False,
     ) -> _Call:
         k = self._keys
         keys = [k.lease, k.deadline, k.load, k.done, k.bell]
@@ -98,14 +103,20 @@ class PublishScripts(ScriptRunner):
             keys += self.job_keys(item.job_id, tenant, idem)
             args += (item.job_id, item.epoch, item.seq, item.state)
             args += (item.result, item.end, item.error)
+        if follows:
+            args.append(1)
         return "finish", keys, args
 
     async def _settled(
         self, group: str, items: Sequence[FinishItem], replies: Sequence[object]
     ) -> list[FinishStatus]:
-        """Asks again, with its name, for jobs that have an idempotency key."""
+        """Asks again, with its name, for jobs that have an idempotency key.
+
+        And for those held back though no delta was refused: a stranger has shortened
+        their log.
+        """
         statuses = [text(reply) for reply in replies]
-        late = [i for i, status in enumerate(statuses) if status == "keys"]
+        late = [i for i, status in enumerate(statuses) if status in ("keys", "held")]
         if late:
             hints = await self.hints([items[i].job_id for i in late])
             idems = [(hint.tenant, hint.idem) for hint in hints]

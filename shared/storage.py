@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 _THREADS: Final = 4
 """Objects that one process moves at a time."""
 _TIMEOUT_S: Final = 60.0
-"""Longest time for one object; a store that hangs holds nobody for ever."""
+"""Longest time for one object, without the wait for its turn; a store that hangs holds
+nobody for ever."""
+_LIST_S: Final = 540.0
+"""Longest time for the names of all objects, of which there may be millions."""
+_PROBE: Final = ".probe-"
+_PART: Final = ".part"
 _MARK: Final = ".tokenmill-inputs"
 """Stands in every directory that was ever used as a store."""
 _T = TypeVar("_T")
@@ -61,6 +66,7 @@ class Storage:
         self._max_bytes = max_bytes
         self._fs, self._root = _open(url)
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage")
+        self._turns = asyncio.Semaphore(_THREADS)
 
     @classmethod
     async def opened(cls, url: str, *, max_bytes: int) -> Self:
@@ -90,8 +96,11 @@ class Storage:
         return await self._run(lambda: self._read(ref))
 
     async def inputs(self) -> list[StoredInput]:
-        """Returns every object that is named as an input, in no order."""
-        return await self._run(lambda: list(self._inputs()))
+        """Returns every object that is named as an input, in no order.
+
+        What a writer left that was killed at its work is among them.
+        """
+        return await self._run(lambda: list(self._inputs()), _LIST_S)
 
     async def remove(self, name: str, before_s: float) -> bool:
         """Removes an input unless it has been written anew; whether it has gone.
@@ -118,19 +127,20 @@ class Storage:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # --- in a thread ---------------------------------------------------------------
-    async def _run(self, work: Callable[[], _T]) -> _T:
+    async def _run(self, work: Callable[[], _T], longest_s: float | None = None) -> _T:
         loop = asyncio.get_running_loop()
+        longest_s = _TIMEOUT_S if longest_s is None else longest_s
 
         def guarded() -> _T:
             with _translated(self.url):
                 return work()
 
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with self._turns, asyncio.timeout(longest_s):
                 return await loop.run_in_executor(self._executor, guarded)
         except TimeoutError:
             raise StorageUnavailable(
-                f"the store {self.url} did not answer within {_TIMEOUT_S:.0f} s"
+                f"the store {self.url} did not answer within {longest_s:.0f} s"
             ) from None
 
     def _path(self, ref: InputRef) -> str:
@@ -140,11 +150,14 @@ class Storage:
         if not _is_local(self._fs):
             self._fs.pipe_file(path, content)  # object stores write whole or not at all
             return
-        part = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.part"
+        part = f"{path}.{os.getpid()}-{os.urandom(4).hex()}{_PART}"
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._fs.touch(f"{self._root}/{_MARK}", truncate=False)
         try:
-            self._fs.pipe_file(part, content)
+            with self._fs.open(part, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # its name must not outlive its content
             self._fs.mv(part, path)
         except BaseException:
             self._remove(part)
@@ -196,7 +209,7 @@ class Storage:
         root = self._root.lstrip("/")
         for path, info in found.items():
             name = str(path).lstrip("/").removeprefix(f"{root}/")
-            if is_input(name):
+            if is_input(name) or _is_left_over(name):
                 yield StoredInput(name, int(info["size"]), _modified_s(info))
 
     def _remove_old(self, name: str, before_s: float) -> bool:
@@ -216,7 +229,7 @@ class Storage:
             return
 
     def _probe(self) -> float:
-        path = f"{self._root}/.probe-{os.urandom(8).hex()}"
+        path = f"{self._root}/{_PROBE}{os.urandom(8).hex()}"
         content = os.urandom(16)
         if _is_local(self._fs):
             self._fs.makedirs(self._root, exist_ok=True)
@@ -232,10 +245,10 @@ class Storage:
 
 
 @contextmanager
-def _translated(url: str) -> Iterator[None]:
+def _translated(url: str, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     try:
         yield
-    except TokenmillError:
+    except (TokenmillError, *but):
         raise
     except Exception as error:
         # Each backend raises errors of its own; all of them mean the same here.
@@ -250,7 +263,8 @@ def _open(url: str) -> tuple["AbstractFileSystem", str]:
     import fsspec
 
     try:
-        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        with _translated(url, but=(ImportError, ValueError)):
+            fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         scheme = url.partition(":")[0]
         extra = "pip install 'tokenmill[s3]'" if scheme == "s3" else str(error)
@@ -263,6 +277,11 @@ def _open(url: str) -> tuple["AbstractFileSystem", str]:
             "s3://bucket/prefix or another fsspec URL"
         ) from error
     return fs, str(path).rstrip("/")
+
+
+def _is_left_over(name: str) -> bool:
+    """Whether this is what a writer leaves that was killed at its work."""
+    return name.startswith(_PROBE) or name.endswith(_PART)
 
 
 def _is_local(fs: "AbstractFileSystem") -> bool:

@@ -84,6 +84,9 @@ class Worker:
             on_cancelled=self._router.cancel,
         )
         self._router.connect(self._thread, self._publisher)
+        self._owning: list[asyncio.Task[None]] = []
+        """Take leases or renew them while the worker serves."""
+        self._gave_up = False
 
     def _make_publisher(self) -> Publisher:
         config, spec = self._config, self._spec
@@ -161,15 +164,19 @@ class Worker:
         """
         self._thread.start()
         intake = _task(self._intake.run(), "intake")
+        heartbeat = _task(self._registration.run(), "heartbeat")
+        self._owning = [intake, heartbeat]
         others = [
+            heartbeat,
             _task(self._publisher.run(), "publish"),
-            _task(self._registration.run(), "heartbeat"),
             _task(self._control.run(), "control"),
             _task(self._watch(), "watch"),
         ]
         draining = _task(self._draining.wait(), "draining")
         try:
             await _first(draining, intake, *others)
+            if self._gave_up:
+                await asyncio.Event().wait()  # whoever gave up ends the process
             intake.cancel()
             await asyncio.wait([intake])
             await self._drain()
@@ -250,9 +257,13 @@ class Worker:
             reason: Why, for whoever runs the jobs next.
             counts: Whether that speaks against the jobs.
         """
+        self._gave_up = True
         self._registration.fall_silent()
+        for task in self._owning:
+            task.cancel()
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
+                await asyncio.gather(*self._owning, return_exceptions=True)
                 await self._scripts.forfeit(self._spec.group, reason, counts=counts)
         except (*REDIS_ERRORS, TokenmillError) as error:
             # Then they end by themselves, and nobody learns why.
@@ -270,4 +281,5 @@ async def _first(*tasks: "asyncio.Task[None]") -> None:
     """Waits until one ends; an exception in any is raised here."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
-        task.result()
+        if not task.cancelled():
+            task.result()

@@ -124,6 +124,7 @@ class Registration:
             if spec.bundle is not None:
                 pipe.set(names.tokenizer_key(spec.card.tokenizer), spec.bundle)
             pipe.hset(names.MODELS, mapping={spec.card.model: encode(spec.card)})
+            pipe.sadd(names.SHARDS, self._keys.shard)
             await pipe.execute()
 
     async def _cards_are_there(self) -> bool:
@@ -131,6 +132,7 @@ class Registration:
         spec = self._spec
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hexists(names.MODELS, spec.card.model)
+            pipe.sismember(names.SHARDS, self._keys.shard)
             if spec.bundle is not None:
                 pipe.exists(names.tokenizer_key(spec.card.tokenizer))
             return all(await pipe.execute())
@@ -193,12 +195,13 @@ class Registration:
 
     async def beat(self) -> None:
         """One sign of life: leases first, for they are what neighbours wait for."""
-        if self._silent:
-            return
         jobs = list(self._table)
         for start in range(0, len(jobs), RENEW_BATCH):
-            await self._renew(jobs[start : start + RENEW_BATCH])
-        await self._heartbeat()
+            if not self._silent:
+                await self._renew(jobs[start : start + RENEW_BATCH])
+        # Asked again: a group that has been given up would be made anew.
+        if not self._silent:
+            await self._heartbeat()
 
     async def _renew(self, jobs: list[RunningJob]) -> None:
         answers = await self._scripts.renew(

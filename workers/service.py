@@ -81,9 +81,9 @@ async def serve(
         loaded = await loading
         worker = _worker(client, group, options, loaded, config)
         settle()
+        signals.drains(worker)  # before jobs may come: a signal must hand them back
         with translate():
             await worker.announce()
-        signals.drains(worker)
         _say_ready(loaded)
         ready(loaded, group)
         return await worker.run()

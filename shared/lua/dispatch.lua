@@ -13,12 +13,13 @@
 --      id, exact prompt tokens, token ids (little-endian int32), KV blocks to reserve,
 --      bucket by exact length, stream id of its entry where known, or '', choices
 --      (each takes a running slot and prefills the prompt), 1 to run it alone, else 0
--- Returns two for each job: status and epoch (0 unless dispatched).
+-- Returns two for each job: status and epoch (0 unless dispatched or newer).
 --      dispatched  the group has it (also when this very call is repeated)
 --      moved       its entry is in another stream than the one given: ask again
 --      no_credit   the group has no room for it now: not enough credit, it runs a job
---                  alone, it is not empty for one that is to run alone, or it reads no
---                  record of this version
+--                  alone, or it is not empty for one that is to run alone
+--      newer       the group does not read its record; the schema version of that
+--                  stands in place of the epoch
 --      gone, cancelled, expired, fenced
 -- Credit: bulk takes what is left; interactive work also what bulk holds, so that
 -- credit may go down to minus that. Whatever is larger than the whole goes alone.
@@ -61,7 +62,7 @@ local function within(need, there, whole)
 end
 
 local function has_room(job, item)
-  if not ready or alone ~= '' or (tonumber(job.v) or 1) > schema then
+  if not ready or alone ~= '' then
     return false
   elseif item.alone then
     -- Every job held takes a slot: with all slots left, none is.
@@ -131,6 +132,10 @@ local function dispatch(a, k)
   end
   if refused then
     return refused, 0
+  end
+  local needed = tonumber(job.v) or 1
+  if ready and needed > schema then
+    return 'newer', string.format('%.0f', math.min(needed, 2 ^ 53))
   end
   local item = item_of(a)
   if not item or not has_room(job, item) then

@@ -170,7 +170,7 @@ local function enqueue(i)
   end
   record(job, k, payload, entry)
   take_room(limits, job)
-  count_waiting(job, 1)
+  count_waiting(job, 1, job.due and LATER)
   return 'queued', job.id, '', ''
 end
 

@@ -45,7 +45,7 @@ if outcome == 'retrying' then
   fence(AT, job)
   redis.call('HSET', KEYS[AT], 'state', 'retrying', 'owner', '', 'batch', '')
   redis.call('ZADD', KEYS[3], now + math.max(tonumber(ARGV[5]) or 0, 0), id)
-  count_waiting(job, 1)
+  count_waiting(job, 1, LATER)
 else
   local cancelled = outcome == 'cancelled'
   if job.deadline ~= '' then

@@ -11,9 +11,11 @@
 --      tok stream, wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 group, 2 number of jobs; then seven for each: id, epoch, seq of the end
 --      marker, state (succeeded, failed, cancelled, expired), JSON JobResult,
---      JSON Delta with `end`, last error or ''
--- Returns one for each job: recorded, duplicate, lost, or keys (the job has an
---      idempotency key that KEYS does not name: ask again with it).
+--      JSON Delta with `end`, last error or ''; at last 1 where the last deltas go
+--      before in the same turn, else nothing
+-- Returns one for each job: recorded, duplicate, lost, keys (the job has an idempotency
+--      key that KEYS does not name: ask again with it), or held (its last delta, with the
+--      seq before that of the end marker, was refused: send both again).
 --include clock
 --include record
 --include credit
@@ -26,6 +28,15 @@ local FIELDS = {
 local ENDINGS = { succeeded = true, failed = true, cancelled = true, expired = true }
 local group, now, replies, credit = ARGV[1], now_ms(), {}, new_credit()
 
+local follows = ARGV[HEAD + tonumber(ARGV[2]) * WIDTH + 1] == '1'
+
+-- A log that is not there, or of another type, misses nothing.
+local function misses_delta(log, epoch, seq)
+  local last = redis.pcall('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+  local of, number = string.match(last and last[1] or '', '^(%d+)-(%d+)$')
+  return of == epoch and tonumber(number) < (tonumber(seq) or 0) - 1
+end
+
 local function finish(a, k)
   local id, epoch, state = ARGV[a + 1], ARGV[a + 2], ARGV[a + 4]
   local job = read_job(KEYS[k + 1], FIELDS)
@@ -37,6 +48,8 @@ local function finish(a, k)
     return 'lost'
   elseif not knows_idem(k + 1, job) then
     return 'keys'
+  elseif follows and misses_delta(KEYS[k + 5], epoch, ARGV[a + 3]) then
+    return 'held'
   end
   -- A removal goes first, so that a server without memory still lets jobs end.
   redis.call('ZREM', KEYS[1], id)

@@ -140,6 +140,8 @@ end
 
 local function due(at, id, job)
   redis.call('ZREM', KEYS[4], id)
+  count_waiting(job, -1, LATER)
+  count_waiting(job, 1)
   requeue(at, id, job, KEYS[10], job.state == 'retrying' and 'retry' or 'due')
 end
 

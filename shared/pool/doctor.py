@@ -20,6 +20,7 @@ from ..keys import MODELS, POOL, SHARDS, is_shard
 from ..messages import PoolCard
 from ..redis import Finding, connect, redact_url
 from ..server_check import check_server
+from ..timeouts import AFFECTED
 from .checks import registered_checks
 from .embedded import find_server
 from .shard_checks import examine_shard, workers_of
@@ -92,7 +93,7 @@ def print_findings(findings: list[Finding]) -> None:
 
 def _installed() -> list[Finding]:
     system = f"Python {platform.python_version()} on {platform.system()}"
-    findings = [Finding("info", "python", f"{system} {platform.machine()}")]
+    findings = [_python(f"{system} {platform.machine()}")]
     for package, extra in _PACKAGES:
         try:
             version = metadata.version(package)
@@ -109,6 +110,18 @@ def _installed() -> list[Finding]:
         else:
             findings.append(Finding("info", package, version))
     return findings
+
+
+def _python(system: str) -> Finding:
+    if not AFFECTED:
+        return Finding("info", "python", system)
+    return Finding(
+        "warning",
+        "python",
+        f"{system}: time-outs fail in tasks that are being cancelled; tokenmill's own "
+        "commands repair that, programs that use the client do not",
+        "use Python 3.11.3 or newer",
+    )
 
 
 def _embedded_choice() -> Finding:
@@ -154,7 +167,7 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
         ]
         findings.append(await examine_storage(card, config))
         for shard in shards:
-            findings += await examine_shard(client, shard)
+            findings += await examine_shard(client, shard, config)
     except (redis.exceptions.RedisError, OSError, TokenmillError) as error:
         cure = "check the server"
         return [Finding("error", "pool", f"cannot be read: {error}", cure)]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import redis.asyncio
 
 from ..keys import Keys
@@ -17,18 +16,15 @@ from ..script_types import GroupInfo
 
 SAMPLE_LANES: Final = 16
 SAMPLE_ENTRIES: Final = 64
-SUSPECT_LOSSES: Final = 2
-"""As `scheduler.isolate_after_losses` by default."""
 
 _Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
-class _Versioned(msgspec.Struct):
-    v: int = FIRST_VERSION
-
-
 async def examine_queue(
-    client: redis.asyncio.Redis, keys: Keys, groups: Sequence[GroupInfo]
+    client: redis.asyncio.Redis,
+    keys: Keys,
+    groups: Sequence[GroupInfo],
+    isolate_after_losses: int,
 ) -> list[Finding]:
     """Looks at the queue of a shard.
 
@@ -36,6 +32,7 @@ async def examine_queue(
         client: Redis.
         keys: The shard's names.
         groups: Its live workers.
+        isolate_after_losses: Of the scheduler's settings.
     """
     waiting = await _waiting(client, keys)
     async with client.pipeline(transaction=False) as pipe:
@@ -46,7 +43,7 @@ async def examine_queue(
         pipe.hget(keys.scheduler, "schema")
         load, limits, num_dead, newest, schema = await pipe.execute()
     found = [_limits(keys, load, limits), _dead(keys, num_dead, newest)]
-    found += _suspects(keys, waiting, groups)
+    found += _suspects(keys, waiting, groups, isolate_after_losses)
     versions = await _versions(client, keys, waiting)
     found += _schemas(keys, versions, int(schema or 0), groups)
     return found
@@ -70,18 +67,17 @@ async def _waiting(client: redis.asyncio.Redis, keys: Keys) -> dict[str, bytes]:
 async def _versions(
     client: redis.asyncio.Redis, keys: Keys, waiting: dict[str, bytes]
 ) -> Counter[int]:
-    """How many of these jobs have a request of which schema version."""
+    """How many of these jobs have a record of which schema version."""
     pipe = client.pipeline(transaction=False)
     for name in waiting:
-        pipe.get(keys.input(name))
-    payloads = await pipe.execute(raise_on_error=False) if waiting else []
+        pipe.hget(keys.job(name), "v")
+    found = await pipe.execute(raise_on_error=False) if waiting else []
     versions: Counter[int] = Counter()
-    for payload in payloads:
-        try:
-            request = msgspec.json.decode(payload or b"", type=_Versioned)
-        except (msgspec.DecodeError, TypeError, RecursionError):
-            continue  # the scheduler ends it by name
-        versions[request.v] += 1
+    for raw in found:
+        if raw is None:
+            versions[FIRST_VERSION] += 1
+        elif isinstance(raw, bytes) and raw.isdigit():
+            versions[int(raw)] += 1  # what is no number, the scheduler ends by name
     return versions
 
 
@@ -89,20 +85,23 @@ def _limits(
     keys: Keys, load: dict[bytes, bytes], limits: dict[bytes, bytes]
 ) -> Finding:
     """What waits against what may, and every limit in force."""
-    jobs, tokens = (load.get(name, b"0").decode() for name in (b"jobs", b"tokens"))
+    jobs, tokens, later = (
+        load.get(name, b"0").decode() for name in (b"jobs", b"tokens", b"later:jobs")
+    )
     name = f"queue {keys.shard}"
     if not limits:
         return Finding(
             "warning",
             name,
-            f"{jobs} jobs and {tokens} tokens wait; no limits are written, so the "
-            "built-in ones hold",
+            f"{jobs} jobs and {tokens} tokens wait, {later} jobs for their time; no "
+            "limits are written, so the built-in ones hold",
             "the active scheduler writes them: start one, or upgrade it",
         )
     text = ", ".join(
         f"{field.decode()} {value.decode()}" for field, value in sorted(limits.items())
     )
-    return Finding("info", name, f"{jobs} jobs and {tokens} tokens wait; {text}")
+    waiting = f"{jobs} jobs and {tokens} tokens wait, {later} jobs for their time"
+    return Finding("info", name, f"{waiting}; {text}")
 
 
 def _dead(keys: Keys, num_dead: int, newest: _Entries) -> Finding:
@@ -119,13 +118,16 @@ def _dead(keys: Keys, num_dead: int, newest: _Entries) -> Finding:
 
 
 def _suspects(
-    keys: Keys, waiting: dict[str, bytes], groups: Sequence[GroupInfo]
+    keys: Keys,
+    waiting: dict[str, bytes],
+    groups: Sequence[GroupInfo],
+    isolate_after_losses: int,
 ) -> list[Finding]:
     """Names jobs that have lost leases often and so wait for an empty worker."""
     suspects = sorted(
         name
         for name, losses in waiting.items()
-        if losses.isdigit() and int(losses) >= SUSPECT_LOSSES
+        if losses.isdigit() and int(losses) >= isolate_after_losses
     )
     if not suspects:
         return []

@@ -9,6 +9,7 @@ from typing import Final
 
 import redis.asyncio
 
+from ..config import Config
 from ..keys import Keys
 from ..redis import Finding
 from ..script_types import EngineCounters, GroupInfo
@@ -48,12 +49,15 @@ async def workers_of(
     )
 
 
-async def examine_shard(client: redis.asyncio.Redis, shard: str) -> list[Finding]:
+async def examine_shard(
+    client: redis.asyncio.Redis, shard: str, config: Config
+) -> list[Finding]:
     """Looks at a shard's scheduler and engines.
 
     Args:
         client: Redis.
         shard: A member of `tm:shards`.
+        config: Settings in force.
     """
     keys = Keys.of_shard(shard)
     groups = await Scripts(client, keys).groups()
@@ -64,7 +68,8 @@ async def examine_shard(client: redis.asyncio.Redis, shard: str) -> list[Finding
     if scheduler.severity == "info":
         still = await _standing_still(client, keys, groups)
         findings += [still] if still is not None else []
-    return [*findings, *await examine_queue(client, keys, groups)]
+    losses = config.scheduler.isolate_after_losses
+    return [*findings, *await examine_queue(client, keys, groups, losses)]
 
 
 async def _now_ms(client: redis.asyncio.Redis) -> int:

@@ -6,6 +6,11 @@ from ..messages import PoolCard
 from ..redis import Finding
 
 
+def _is_within(told: str | None, url: str | None) -> bool:
+    """Whether producers are told of a directory in the store of the settings here."""
+    return url is None or f"{told}/".startswith(f"{url.rstrip('/')}/")
+
+
 async def examine_storage(card: PoolCard | None, config: Config) -> Finding:
     """Writes to the store and reads from it.
 
@@ -20,7 +25,7 @@ async def examine_storage(card: PoolCard | None, config: Config) -> Finding:
         most = most or config.limits.max_payload_bytes
         message = f"none: requests of more than {most} bytes are refused"
         return Finding("info", "storage", message)
-    if config.storage.url is not None and told != config.storage.url and card:
+    if card and not _is_within(told, config.storage.url):
         return Finding(
             "warning",
             "storage",

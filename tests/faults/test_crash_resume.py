@@ -6,18 +6,16 @@ which is killed when the first has k tokens; the other, asleep until then, takes
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import pytest
-from support.fault_pool import FaultPool, WorkerProcess, fault_pool
+from support.fault_pool import MODEL, FaultPool, WorkerProcess
 from support.follower import Follower
-from support.tiny_models import save_tiny_model
 from support.waiting import wait_until, wait_until_sync
 
 from tokenmill import Client, JobResult, Prompt, Sampling
 
-MODEL = "tiny"
+pytest_plugins = "support.tiny_pool"
 TOKENS = 60
 LETTERS = dict.fromkeys(range(ord("a"), ord("z") + 1), 40.0)
 SMILE = dict.fromkeys("🙂".encode(), 40.0)
@@ -40,26 +38,6 @@ CASES = {
     "characters": Sampling(temperature=1.0, logit_bias=SMILE, logprobs=0),
     "letters": Sampling(temperature=1.0, logit_bias=LETTERS),
 }
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultPool]:
-    directory = tmp_path_factory.mktemp("pool")
-    model = save_tiny_model("llama", directory)
-    settings = {
-        "STEP_DELAY_MS": "15",
-        "TOKENMILL_WORKER_LEASE_MS": "1500",
-        "TOKENMILL_WORKER_THREADS": "1",
-        "TOKENMILL_WORKER_KV_MEMORY_MB": "16",
-    }
-    with fault_pool(directory, MODEL, "--model", str(model), **settings) as made:
-        yield made
-
-
-@pytest.fixture
-async def mill(pool: FaultPool) -> AsyncIterator[Client]:
-    async with Client(pool.url) as client:
-        yield client
 
 
 class Pair:

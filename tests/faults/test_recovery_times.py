@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from support.following import Followed
+from support.follower import Follower
 from support.pools import MODEL
 from support.servers import SERVERS, RedisServer, running
 from support.solo import Solo, solo
@@ -39,8 +39,8 @@ def prompt(words: str) -> Prompt:
     return Prompt(words, model=MODEL, sampling=Sampling(max_tokens=10_000))
 
 
-async def follow(mill: Client, words: str) -> Followed:
-    return Followed(await mill.submit(prompt(words)), words)
+async def follow(mill: Client, words: str) -> Follower:
+    return Follower(await mill.submit(prompt(words)), words)
 
 
 class Measured:

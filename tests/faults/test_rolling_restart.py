@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.following import Followed
+from support.follower import Follower
 from support.pools import MODEL
 from support.servers import SERVERS, RedisServer, running
 from support.solo import Solo, solo
@@ -33,7 +33,7 @@ class Load:
 
     def __init__(self, mill: Client) -> None:
         self._mill = mill
-        self.streams: list[Followed] = []
+        self.streams: list[Follower] = []
         self.stop = asyncio.Event()
         self.task = asyncio.create_task(self._run())
 
@@ -44,7 +44,7 @@ class Load:
             sampling = Sampling(max_tokens=10_000)
             asked = time.monotonic()
             job = await self._mill.submit(Prompt(words, model=MODEL, sampling=sampling))
-            stream = Followed(job, words)
+            stream = Follower(job, words)
             stream.submitted = asked
             self.streams.append(stream)
             await asyncio.sleep(EVERY_S)

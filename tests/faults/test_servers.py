@@ -50,7 +50,7 @@ def prompt(text: str = TEXT) -> Prompt:
 
 
 def command(*words: str, url: str) -> subprocess.CompletedProcess[str]:
-    """One command, run to its end within a minute: nothing may hang."""
+    """One command, run to its end in less than two minutes: nothing may hang."""
     return subprocess.run(
         [sys.executable, "-m", "tokenmill", *words],
         env={**clean_environment(), "TOKENMILL_URL": url},

@@ -17,6 +17,7 @@ from support.servers import RedisServer, running
 from support.waiting import ticks, wait_until
 
 from tokenmill import Client, Prompt, Sampling
+from tokenmill.shared.config import Config
 from tokenmill.shared.keys import MODELS, POOL, JobId, Keys, new_unique
 from tokenmill.shared.messages import SCHEMA_VERSION, JobRequest, encode
 from tokenmill.shared.pool.shard_checks import examine_shard
@@ -305,7 +306,7 @@ async def doctor(pool: Release) -> dict[str, Finding]:
     """What `tokenmill doctor` says of the shard."""
     client = connect(pool.url)
     try:
-        found = await examine_shard(client, KEYS.shard)
+        found = await examine_shard(client, KEYS.shard, Config())
     finally:
         await client.aclose()
     return {one.name: one for one in found}

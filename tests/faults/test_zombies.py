@@ -2,46 +2,26 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from support.bench_modules import bench_module
-from support.fault_pool import FaultPool, WorkerProcess, fault_pool
+from support.fault_pool import LEASE_S, MODEL, FaultPool, WorkerProcess
 from support.follower import Follower
-from support.tiny_models import save_tiny_model
 from support.waiting import wait_until, wait_until_sync
 
 from tokenmill import Client, JobResult, Prompt, Sampling
 
-MODEL = "tiny"
-LEASE_S = 1.5
-LENGTHS = (150, 22, 24, 26, 30)
-"""Output tokens: when the worker is stopped at the 20th, some jobs end within moments
-of its waking up, so that it tries to publish, to finish and to renew.
+pytest_plugins = "support.tiny_pool"
+LENGTHS = (150, 60, 64, 68, 72)
+"""Output tokens. All run when the worker falls silent, at the eighth token or soon
+after. One that is cut off ends the short ones meanwhile, so it tries to publish, to
+finish and to renew.
 """
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultPool]:
-    directory = tmp_path_factory.mktemp("pool")
-    model = save_tiny_model("llama", directory)
-    settings = {
-        "STEP_DELAY_MS": "15",
-        "TOKENMILL_WORKER_LEASE_MS": str(int(LEASE_S * 1000)),
-        "TOKENMILL_WORKER_THREADS": "1",
-        "TOKENMILL_WORKER_KV_MEMORY_MB": "16",
-        # Content that is kept would make blocks look held; here all are to be free.
-        "TOKENMILL_WORKER_PREFIX_CACHE": "false",
-    }
-    with fault_pool(directory, MODEL, "--model", str(model), **settings) as made:
-        yield made
-
-
-@pytest.fixture
-async def mill(pool: FaultPool) -> AsyncIterator[Client]:
-    async with Client(pool.url) as client:
-        yield client
+SILENT_AT = 8
+# Content that is kept would make blocks look held; here all are to be free.
+SETTINGS = {"TOKENMILL_WORKER_PREFIX_CACHE": "false"}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +135,7 @@ async def test_a_worker_that_wakes_up_late_changes_nothing(
     await sleep_again(pool, other)
     expected = await whole(mill)
     jobs = await run_all(mill)
-    await jobs[0].has_tokens(18)
+    await jobs[0].has_tokens(SILENT_AT)
     worker.signal(signal.SIGSTOP)
     await hand_over(pool, worker, other, jobs)
     before = published(pool, jobs)
@@ -178,7 +158,7 @@ async def test_nor_does_one_that_was_cut_off_and_went_on_computing(
     expected = await whole(mill)
     lost = worker.text.count('"job_lost"')
     jobs = await run_all(mill)
-    await jobs[0].has_tokens(10)
+    await jobs[0].has_tokens(SILENT_AT)
     cut_s = 3 * LEASE_S
     proxy.freeze(cut_s)
     proxy.drop()

@@ -34,6 +34,7 @@ def new_job(version: int = 1) -> NewJob:
         max_tokens=4,
         seed=1,
         keep_ms=60_000,
+        v=version,
     )
 
 
@@ -50,8 +51,10 @@ def group(schema: int = 1) -> GroupInfo:
     )
 
 
-async def look(scripts: Scripts, *groups: GroupInfo) -> dict[str, object]:
-    found = await examine_queue(scripts._redis, KEYS, groups)
+async def look(
+    scripts: Scripts, *groups: GroupInfo, isolate_after: int = 2
+) -> dict[str, object]:
+    found = await examine_queue(scripts._redis, KEYS, groups, isolate_after)
     return {one.name.partition(" ")[0]: one for one in found}
 
 
@@ -79,6 +82,7 @@ async def test_suspects_are_named(scripts) -> None:
     await scripts._redis.xadd(KEYS.resume, {"id": "m.0.x", "losses": "2"})
     found = (await look(scripts))["suspects"]
     assert "m.0.x" in found.message
+    assert "suspects" not in await look(scripts, isolate_after=3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from tokenmill.shared.config import Config
 from tokenmill.shared.keys import JobId, Keys, new_unique
 from tokenmill.shared.messages import JobRequest, encode
 from tokenmill.shared.pool import shard_checks
@@ -49,7 +50,7 @@ async def shard(redis_client, monkeypatch) -> Scripts:
 
 
 async def look(scripts: Scripts) -> dict[str, object]:
-    found = await examine_shard(scripts._redis, KEYS.shard)
+    found = await examine_shard(scripts._redis, KEYS.shard, Config())
     return {one.name: one for one in found}
 
 

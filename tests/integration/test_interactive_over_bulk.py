@@ -1,40 +1,20 @@
 """An interactive job on a worker that bulk fills: the whole pool, a tiny model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
-import pytest
-from support.fault_pool import FaultPool, fault_pool
+from support.fault_pool import MODEL, FaultPool
 from support.follower import Follower
-from support.tiny_models import save_tiny_model
 from support.waiting import wait_until
 
 from tokenmill import Client, JobClass, Prompt, Sampling
 
-MODEL = "tiny"
+pytest_plugins = "support.tiny_pool"
 STEP_S = 0.02
 TOKENS = 120
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultPool]:
-    directory = tmp_path_factory.mktemp("pool")
-    model = save_tiny_model("llama", directory)
-    settings = {
-        "STEP_DELAY_MS": str(int(STEP_S * 1000)),
-        "TOKENMILL_WORKER_THREADS": "1",
-        "TOKENMILL_WORKER_MAX_RUNNING": "3",
-        "TOKENMILL_WORKER_LEASE_MS": "1500",
-        "TOKENMILL_WORKER_KV_MEMORY_MB": "16",
-    }
-    with fault_pool(directory, MODEL, "--model", str(model), **settings) as made:
-        yield made
-
-
-@pytest.fixture
-async def mill(pool: FaultPool) -> AsyncIterator[Client]:
-    async with Client(pool.url) as client:
-        yield client
+SETTINGS = {
+    "STEP_DELAY_MS": str(int(STEP_S * 1000)),
+    "TOKENMILL_WORKER_MAX_RUNNING": "3",
+}
 
 
 def prompt(text: str, tokens: int, job_class: JobClass) -> Prompt:

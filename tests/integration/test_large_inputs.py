@@ -14,7 +14,7 @@ from tokenmill.scheduler.old_inputs import remove_old
 from tokenmill.shared.config import StorageConfig
 from tokenmill.shared.errors import InvalidBatch, StorageUnavailable
 from tokenmill.shared.input_refs import ref_of
-from tokenmill.shared.keys import MODELS, POOL
+from tokenmill.shared.keys import MODELS, POOL, SHARDS, STORE
 from tokenmill.shared.messages import JobRequest, encode
 from tokenmill.shared.pool_card import pool_card
 from tokenmill.shared.tokens import ids_from_bytes
@@ -22,6 +22,8 @@ from tokenmill.shared.tokens import ids_from_bytes
 LONG = "many words " * 15
 """Fits the context of 200 tokens and is above what goes into Redis."""
 SMALL = Sampling(max_tokens=5)
+PLACE = "pool-0123456789ab"
+"""The pool's own directory of the store."""
 
 
 def configured(place: Path, **changes: object):
@@ -35,11 +37,14 @@ def configured(place: Path, **changes: object):
 async def pool(redis_client) -> Pool:
     made = Pool(redis_client)
     await made.group()
+    await redis_client.set(STORE, PLACE)
     return made
 
 
 async def submitted(pool: Pool, config, *prompts: Prompt) -> list[str]:
-    await pool.client.set(POOL, encode(pool_card(config)))
+    card = pool_card(config)
+    card = msgspec.structs.replace(card, storage_url=f"{card.storage_url}/{PLACE}")
+    await pool.client.set(POOL, encode(card))
     url = pool.client.connection_pool.connection_kwargs
     async with Client(f"redis://{url['host']}:{url['port']}/0") as mill:
         return [job.id for job in await mill.submit_many(prompts)]
@@ -61,7 +66,7 @@ async def test_a_long_text_goes_by_the_store_and_runs(pool, tmp_path) -> None:
     assert LONG.encode() not in long.payload
     name = f"default/{hashlib.sha256(LONG.encode()).hexdigest()}"
     assert request.text_ref.name == name
-    assert (tmp_path / name).read_text() == LONG
+    assert (tmp_path / PLACE / name).read_text() == LONG
     assert bytes(ids_from_bytes(long.token_ids)).startswith(b"many words")
     assert b'"v":2' not in short.payload
 
@@ -95,11 +100,11 @@ async def test_bad_objects_fail_their_jobs_alone(pool, tmp_path) -> None:
         "does not hold a JSON array": ref_of("t", b"no json", "messages"),
         "not hold text in UTF-8": ref_of("t", b"\xff\xfe", "text"),
     }
-    (tmp_path / "t").mkdir()
-    (tmp_path / ".tokenmill-inputs").touch()
+    (tmp_path / PLACE / "t").mkdir(parents=True)
+    (tmp_path / PLACE / ".tokenmill-inputs").touch()
     for content in (b"no json", b"\xff\xfe"):
         sha = hashlib.sha256(content).hexdigest()
-        (tmp_path / "t" / sha).write_bytes(content)
+        (tmp_path / PLACE / "t" / sha).write_bytes(content)
     jobs = {
         words: new_job(payload=encode(JobRequest(v=2, text_ref=ref, sampling=SMALL)))
         for words, ref in refs.items()
@@ -152,7 +157,8 @@ async def test_a_producer_is_told_what_it_cannot_send(pool, tmp_path) -> None:
     config = configured(tmp_path, max_input_bytes=200)
     with pytest.raises(InvalidBatch, match=r"220 bytes.*storage\.max_input_bytes"):
         await submitted(pool, config, prompt("x" * 220))
-    (tmp_path / "default").write_text("in the way")
+    (tmp_path / PLACE).mkdir(exist_ok=True)
+    (tmp_path / PLACE / "default").write_text("in the way")
     with pytest.raises(StorageUnavailable):
         await submitted(pool, configured(tmp_path), prompt())
     assert await pool.scripts.load() == {}
@@ -164,12 +170,12 @@ async def test_inputs_go_when_they_are_old_and_no_record_names_them(
     config = configured(tmp_path)
     (job,) = await submitted(pool, config, prompt())
     (other,) = await submitted(pool, config, prompt(LONG + "2"))
-    paths = sorted((tmp_path / "default").iterdir())
+    paths = sorted((tmp_path / PLACE / "default").iterdir())
     assert len(paths) == 2
-    (tmp_path / "default" / "a-note").write_text("not an input")
+    (tmp_path / PLACE / "default" / "a-note").write_text("not an input")
 
     async def swept() -> int:
-        return await remove_old(pool.client, [KEYS], config)
+        return await remove_old(pool.client, config)
 
     await pool.client.delete(KEYS.input(job), KEYS.job(job))
     assert await swept() == 0  # young: its job may be about to be enqueued
@@ -179,8 +185,18 @@ async def test_inputs_go_when_they_are_old_and_no_record_names_them(
     assert await swept() == 1
     (left,) = [p for p in paths if p.exists()]
     assert left.read_text() == LONG + "2"
-    assert (tmp_path / "default" / "a-note").exists()
+    assert (tmp_path / PLACE / "default" / "a-note").exists()
     assert await pool.state(other) == "queued"
+
+
+async def test_inputs_of_a_shard_that_a_flush_unregistered_stay(pool, tmp_path) -> None:
+    config = configured(tmp_path)
+    await submitted(pool, config, prompt())
+    (path,) = (tmp_path / PLACE / "default").iterdir()
+    os.utime(path, (1, 1))
+    await pool.client.delete(SHARDS)
+    assert await remove_old(pool.client, config) == 0
+    assert path.exists()
 
 
 async def test_a_job_dispatched_again_needs_no_object(pool, tmp_path) -> None:
@@ -188,7 +204,7 @@ async def test_a_job_dispatched_again_needs_no_object(pool, tmp_path) -> None:
     async with scheduling(pool.client, config):
         (job,) = await submitted(pool, config, prompt())
         (started,) = await pool.work(1)
-        for path in (tmp_path / "default").iterdir():
+        for path in (tmp_path / PLACE / "default").iterdir():
             path.unlink()
         await pool.scripts.release(group="w-1", jobs=[(job, started.epoch)])
         (again,) = await pool.work(1)

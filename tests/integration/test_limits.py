@@ -248,3 +248,30 @@ async def test_the_scheduler_writes_limits_and_writes_them_again(shard):
     await shard.client.set(KEYS.limits, "garbage")
     assert (await shard.scripts.enqueue([new_job()]))[0].status == "queued"
     assert await shard.scripts.write_limits(limits_of(config))
+
+
+async def test_delayed_work_takes_room_and_is_before_nobody(shard):
+    await shard.scripts.write_limits(Limits(tenant_waiting_jobs=3))
+    due = await shard.enqueue(tokens=100, delay_ms=HOUR_MS)
+    long_ago = await now_ms(shard) - 300_000
+    gone = {"rate_jobs": "5.0", "rate_tokens": "50.0", "rate_busy": "10.0"}
+    await shard.client.hset(KEYS.load, mapping={**gone, "rate_ms": long_ago})
+    load = await shard.scripts.load()
+    assert (load["later:jobs"], load["later:tokens"]) == ("1", "100")
+    assert not {"jobs", "tokens", "tenants", "rate_from"} & load.keys()
+    hurried = new_job(refuse_late=True, deadline_ms=60_000)
+    assert (await shard.scripts.enqueue([hurried]))[0].status == "queued"
+    await shard.overdue(KEYS.delayed, due)
+    await shard.reap()
+    load = await shard.scripts.load()
+    assert (load["jobs"], load["tokens"], load["tenants"]) == ("2", "110", "1")
+    assert not [name for name in load if name.startswith("later:")]
+
+
+async def test_what_another_release_did_not_uncount_goes_with_the_last_job(shard):
+    job_id = await shard.enqueue()
+    left = {"bytes": 5000, "tenants": 3, "tenant:gone:jobs": 2}
+    await shard.client.hset(KEYS.load, mapping=left)
+    assert (await shard.dispatch(job_id)).status == "dispatched"
+    kept = await shard.scripts.load()
+    assert not [name for name in kept if not name.startswith(("rate_", "drained"))]

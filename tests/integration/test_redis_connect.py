@@ -141,12 +141,20 @@ async def test_nobody_listening_is_unavailable_and_hides_the_password():
             "unix:///run/r.sock?password=s3cret&db=1",
             "unix:///run/r.sock?password=***&db=1",
         ),
+        ("redis://me:s3/c?r#et@h:1/0", "redis://me:***@h:1/0"),
+        ("redis://us/er:s3cret@h", "redis://us/er:***@h"),
         ("redis://h:6379/0", "redis://h:6379/0"),
         ("not a url", "not a url"),
     ],
 )
 def test_passwords_never_show(url, shown):
     assert redact_url(url) == shown
+
+
+def test_a_url_with_a_raw_password_is_refused_without_a_part_of_it():
+    with pytest.raises(ConfigError, match="percent-encoded") as caught:
+        connect("redis://:hunter/2:three@localhost:1/0")
+    assert not [part for part in ("hunter", "three") if part in str(caught.value)]
 
 
 @pytest.mark.parametrize(

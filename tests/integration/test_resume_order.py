@@ -66,3 +66,14 @@ def test_of_one_tenant_the_one_that_came_first_goes_first() -> None:
     first = queue.pop()
     assert first is not None
     assert first.enqueued_ms == 1_000
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+async def test_an_entry_says_whether_the_client_has_had_tokens(shard, tokens) -> None:
+    job_id, epoch = await shard.run()
+    if tokens:
+        await shard.emit(job_id, epoch, 1, 0)
+    await shard.overdue(KEYS.lease, job_id)
+    await shard.reap()
+    entry = await only_entry(shard, Stream(KEYS.resume, None))
+    assert entry.started is bool(tokens)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import redis.asyncio
+from redis.asyncio.connection import Connection
 from support.servers import RedisServer
 from support.shard_client import Shard
 from support.waiting import wait_until
@@ -138,6 +139,29 @@ async def test_a_job_that_a_stranger_deleted_blocks_its_group_no_longer(
     await redis_client.delete(KEYS.job(job_id))
     assert await mend_books(redis_client, KEYS) == 1
     assert await shard.scripts.groups() == [before]
+
+
+async def test_sweeps_cost_round_trips_by_the_page_and_not_by_the_job(
+    redis_client: "redis.asyncio.Redis",
+):
+    shard = await Shard(redis_client).open(*(f"g{i}" for i in range(8)))
+    for i in range(8):
+        await shard.run(f"g{i}")
+    for _ in range(100):
+        await enqueue(redis_client)
+    calls = 0
+    execute = Connection.send_packed_command
+
+    async def counted(self: Connection, *args: object, **kwargs: object) -> None:
+        nonlocal calls
+        calls += 1
+        await execute(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "send_packed_command", counted)
+        assert await mend_orphans(redis_client, KEYS) == {}
+        assert await mend_books(redis_client, KEYS) == 0
+    assert calls < 20
 
 
 async def test_a_suspect_that_lost_its_place_stays_one(

@@ -104,3 +104,21 @@ async def test_it_learns_what_jobs_make_of_what_they_ask_for(
     await redis_client.set(KEYS.output(started[0].job_id), b"no result")
     await ratio.step()
     assert ratio.by_class == {"interactive": 0.25}
+
+
+async def test_a_record_newer_than_its_payload_waits_for_a_group_that_reads_it(
+    redis_client: "redis.asyncio.Redis",
+):
+    """The payload says 1 and the record 2, which is what the group would read."""
+    pool = Pool(redis_client)
+    await pool.group(schema=1)
+    async with scheduling(redis_client):
+        newer = new_job("newer", v=2)
+        await pool.enqueue(newer, new_job("plain"))
+        (plain,) = await pool.work(1)
+        assert plain.job_id != str(newer.id)
+        assert await pool.state(str(newer.id)) == "queued"
+        await pool.group("w-2", schema=2)
+        pool.cursor = b"0"
+        (started,) = await pool.work(1, "w-2")
+        assert started.job_id == str(newer.id)

@@ -89,6 +89,31 @@ async def test_a_lane_with_enough_in_memory_is_left_out_and_that_is_told(redis_c
     assert not lanes.held_back
 
 
+async def test_resume_is_read_up_to_a_bound_that_no_lane_shares(
+    redis_client, monkeypatch
+):
+    monkeypatch.setattr("tokenmill.scheduler.waiting.MOST_JOBS", 2)
+    room = WaitingRoom()
+    lanes = reader(redis_client, room)
+    for number in range(3):
+        await redis_client.xadd(KEYS.resume, {"id": f"r{number}"})
+        job = WaitingJob(
+            id=str(number),
+            tokens=1,
+            max_tokens=1,
+            bucket="128",
+            tenant="t",
+            enqueued_ms=0,
+        )
+        room.add(Ready(job, b"", KEYS.resume, "1-0", resumed=True))
+    await put(redis_client, 1, 1)
+    assert ids((await lanes.read())[0]) == ["1.0"]
+    assert lanes.held_back
+    room.take_all(("0", "1"))
+    assert ids((await lanes.read())[0]) == ["r0", "r1", "r2"]
+    assert not lanes.held_back
+
+
 async def test_a_stranger_among_the_lanes_does_not_hide_the_others(redis_client):
     lanes = reader(redis_client)
     await put(redis_client, 1, 1)

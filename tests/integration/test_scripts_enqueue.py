@@ -69,7 +69,7 @@ async def test_a_delayed_job_waits_in_no_stream_until_it_is_due(shard):
     job_id = await shard.enqueue(delay_ms=30)
     assert await shard.state(job_id) == "delayed"
     assert await shard.client.zcard(KEYS.lanes) == 0
-    assert (await shard.scripts.load())["jobs"] == "1"
+    assert (await shard.scripts.load())["later:jobs"] == "1"
 
     async def due():
         return (await shard.reap()).due

@@ -6,6 +6,7 @@ import pytest
 from support.leaks import leaked_keys
 from support.shard_client import HOUR_MS, KEYS, Shard, delta, ending_of
 
+from tokenmill.shared.errors import RedisUnsuitable
 from tokenmill.shared.scripts import EmitItem, FinishItem, StartItem
 
 
@@ -144,7 +145,7 @@ async def test_faults_back_off_and_end_when_attempts_are_used_up(shard):
     record = await shard.scripts.job(job_id)
     assert (record["state"], record["attempts"]) == ("retrying", "1")
     assert "boom" in record["last_error"]
-    assert (await shard.scripts.load())["jobs"] == "1"
+    assert (await shard.scripts.load())["later:jobs"] == "1"
 
     await shard.overdue(KEYS.delayed, job_id)
     assert (await shard.reap()).due == 1
@@ -235,3 +236,27 @@ async def test_a_last_delta_is_never_overtaken_by_its_end(shard, kept):
     entries = [entry for entry, _ in await shard.log(job_id)]
     assert entries == [f"{epoch}-0", f"{epoch}-1", f"{epoch}-2"]
     assert await shard.state(job_id) == "succeeded"
+
+
+async def test_a_full_server_holds_an_end_back_with_its_last_delta(shard):
+    job_id, epoch = await shard.run()
+    result, end = ending_of(job_id, "succeeded")
+    item = FinishItem(
+        job_id=job_id, epoch=epoch, seq=2, state="succeeded", result=result, end=end
+    )
+
+    async def send() -> object:
+        return await shard.scripts.emit_and_finish(
+            group="g1", deltas=[EmitItem(job_id, epoch, 1, delta(0))], ends=[item]
+        )
+
+    await shard.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(RedisUnsuitable, match="out of memory"):
+            await send()
+    finally:
+        await shard.client.config_set("maxmemory", 0)
+    assert await shard.state(job_id) == "running"
+    assert await send() == (["written"], ["recorded"])
+    entries = [entry for entry, _ in await shard.log(job_id)]
+    assert entries == [f"{epoch}-0", f"{epoch}-1", f"{epoch}-2"]

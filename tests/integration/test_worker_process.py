@@ -135,6 +135,7 @@ async def test_a_second_signal_ends_at_once(work, client, newest_redis) -> None:
     assert await asyncio.to_thread(one.process.wait, 5) == 143
     lost = await client.hget(KEYS.job(job_id), "lost")
     assert lost.startswith(b"1 0 "), "no fault of the job"
+    assert not await client.exists(KEYS.group("w-test"))
 
 
 async def test_a_stuck_worker_ends_also_where_redis_does_not_answer(

@@ -87,6 +87,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                     st.sampled_from(["w-0", "w-1"]), st.just(NOW - BULK_PATIENCE_MS)
                 )
             ),
+            restored_ms=draw(
+                st.dictionaries(st.sampled_from(["w-0", "w-1"]), st.just(NOW))
+            ),
             suspect_had_turn=draw(st.booleans()),
         ),
         weights=draw(st.sampled_from([{}, {"a": 3.0}])),

@@ -1,6 +1,6 @@
 """Random interleavings of every script by several owners, zombies included.
 
-A longer run, by steps and examples: `TOKENMILL_LONG_TESTS=1`.
+A longer run, by steps and examples: `TOKENMILL_TEST_LONG=1`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tokenmill.shared.scripts import EmitItem, Limits, NewJob
 GROUPS = ("g1", "g2")
 ROOM = {"total_blocks": 8, "max_running": 3, "batch_tokens": 100}
 MOST_WAITING, MOST_OF_TENANT = 12, 8
-LONG = os.environ.get("TOKENMILL_LONG_TESTS") == "1"
+LONG = os.environ.get("TOKENMILL_TEST_LONG") == "1"
 picks = st.integers(0, 1000)
 
 

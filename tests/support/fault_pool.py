@@ -17,6 +17,10 @@ from .waiting import wait_until_sync
 
 INJECTED = Path(__file__).parent / "injected"
 """A directory on whose account worker processes have faults; see there."""
+MODEL = "tiny"
+"""What the pool of `tiny_pool.py` serves..."""
+LEASE_S = 1.5
+"""...and how long a worker of it may be silent."""
 
 
 def with_faults() -> dict[str, str]:

@@ -1,14 +1,8 @@
 """Keys that would stay in Redis for ever."""
 
-import re
 from typing import Any
 
-PERMANENT = re.compile(
-    r"tm:(pool|models|shards|scripts|tokenizer:.+)"
-    r"|tm:\{[^}]+\}:(lanes|resume|delayed|lease|deadline|groups|scheduler|load|recent"
-    r"|done|dlq|limits|q:(interactive|bulk):[^:]+:\d+)"
-)
-"""Their number is bounded by the numbers of models, partitions and lanes."""
+from tokenmill.shared.keys import is_permanent
 
 
 async def leaked_keys(client: Any) -> list[str]:
@@ -23,6 +17,6 @@ async def leaked_keys(client: Any) -> list[str]:
     leaked = []
     async for raw in client.scan_iter(count=1000):
         name = raw.decode()
-        if not PERMANENT.fullmatch(name) and await client.ttl(raw) == -1:
+        if not is_permanent(name) and await client.ttl(raw) == -1:
             leaked.append(name)
     return sorted(leaked)

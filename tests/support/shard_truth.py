@@ -4,11 +4,10 @@ import json
 from collections import Counter
 from typing import Any
 
-from tokenmill.shared.keys import Keys
+from tokenmill.shared.keys import Keys, is_permanent
 from tokenmill.shared.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, WAITING, State
 from tokenmill.shared.script_types import DEAD_MS
 
-from .leaks import PERMANENT
 from .shard_model import prefill_held
 
 ALLOWED = {(before, after) for (before, _), after in TRANSITIONS.items()}
@@ -84,15 +83,17 @@ class ShardTruth:
         for job in jobs.values():
             if job["state"] in WAITING:
                 tokens, tenant = int(job["tokens"]), job["tenant"]
+                is_later = job["state"] in (State.DELAYED, State.RETRYING)
+                head = "later:" if is_later else ""
                 truth.update(
                     {
-                        "jobs": 1,
-                        "tokens": tokens,
-                        "bytes": int(job["bytes"]),
-                        f"class:{job['class']}:jobs": 1,
-                        f"class:{job['class']}:tokens": tokens,
-                        f"tenant:{tenant}:jobs": 1,
-                        f"tenant:{tenant}:tokens": tokens,
+                        f"{head}jobs": 1,
+                        f"{head}tokens": tokens,
+                        f"{head}bytes": int(job["bytes"]),
+                        f"{head}class:{job['class']}:jobs": 1,
+                        f"{head}class:{job['class']}:tokens": tokens,
+                        f"{head}tenant:{tenant}:jobs": 1,
+                        f"{head}tenant:{tenant}:tokens": tokens,
                     }
                 )
         tenants = sum(name.startswith("tenant:") for name in truth) // 2
@@ -244,7 +245,7 @@ class ShardTruth:
         for name in self.names:
             pipe.pttl(name)
         for name, left in zip(self.names, pipe.execute(), strict=True):
-            if left == -1 and not PERMANENT.fullmatch(name):
+            if left == -1 and not is_permanent(name):
                 kind, _, rest = name.removeprefix(self.keys.prefix).partition(":")
                 job_id = self.client.get(name).split()[0] if kind == "idem" else rest
                 assert kind in ("job", "in", "ids", "tok", "idem"), name

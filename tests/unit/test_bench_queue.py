@@ -10,6 +10,7 @@ subscribers = bench_module("subscribers")
 soak = bench_module("soak")
 scale = bench_module("scale_verdict")
 report = bench_module("report")
+queue = bench_module("queue_verdict")
 
 
 @pytest.mark.parametrize("rise", [0.0, 10.0, 60.0])
@@ -47,6 +48,14 @@ def test_a_process_that_grows_after_the_warm_up_is_told_of_by_name(monkeypatch):
     assert [problem.split()[0] for problem in problems] == ["leak_rss"]
 
 
+@pytest.mark.parametrize(
+    ("not_sent", "per_s", "problems"),
+    [(0, 100, 0), (0, 96, 0), (0, 94, 1), (3, 100, 1), (3, 50, 2)],
+)
+def test_a_soak_without_its_load_is_no_soak(not_sent, per_s, problems):
+    assert len(verdict.load_problems(not_sent, per_s, 100)) == problems
+
+
 def test_a_token_is_as_late_as_its_own_step():
     made = {"job": [1.0, 2.0, 3.0]}
     seen = [("job", [1.1, 3.05, 3.05]), ("job", [1.2, 2.2, 3.2])]
@@ -68,15 +77,24 @@ def level(**changes: float) -> dict[str, float]:
     same = {
         "dispatched_per_s": 1000,
         "scheduler_us_per_job": 100,
+        "redis_us_per_job": 90,
         "plan_us_per_job": 20,
+        "step_p50_ms": 4.0,
+        "read_p50_ms": 2.0,
         "scheduler_rss_mib": 50,
+        "enqueue_first_per_s": 10_000,
+        "enqueue_last_per_s": 9_900,
     }
     return same | changes
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("dispatched_per_s", 700), ("scheduler_us_per_job", 130), ("plan_us_per_job", 30)],
+    [
+        *(("dispatched_per_s", 700), ("scheduler_us_per_job", 130)),
+        *(("plan_us_per_job", 30), ("step_p50_ms", 9.0), ("read_p50_ms", 3.1)),
+        *(("redis_us_per_job", 120), ("scheduler_rss_mib", 0)),
+    ],
 )
 def test_what_a_million_jobs_make_slower_is_told_of(name, value):
     _, problems = scale.changed({"1000": level(), "1000000": level(**{name: value})})
@@ -84,10 +102,71 @@ def test_what_a_million_jobs_make_slower_is_told_of(name, value):
     assert [problem.split(":")[0] for problem in problems] == [name]
 
 
+def test_a_fill_that_slows_down_is_told_of():
+    slower = level(enqueue_last_per_s=7_000)
+
+    _, (problem,) = scale.changed({"1000": level(), "1000000": slower})
+
+    assert problem.startswith("enqueue_per_s: 10000.0 with few")
+
+
+def test_what_was_not_measured_is_told_of():
+    without = level()
+    del without["read_p50_ms"]
+
+    _, (problem,) = scale.changed({"1000": level(), "1000000": without})
+
+    assert problem == "read_p50_ms was not measured"
+
+
 def test_what_a_million_jobs_make_no_slower_is_not():
     better = level(dispatched_per_s=1500, scheduler_us_per_job=90)
 
     assert scale.changed({"1000": level(), "1000000": better})[1] == []
+
+
+def queue_report(**changes: object) -> dict[str, object]:
+    good = {
+        "jobs_per_s": 2500,
+        "p99_ms": 13.0,
+        "comparisons": {"arq": {"ratio": 6.0}},
+        "not_installed": {},
+        "not_completed": {},
+    }
+    return good | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"jobs_per_s": 1900}, "jobs_per_s is 1900"),
+        ({"p99_ms": 16.0}, "p99_ms is 16.0"),
+        ({"comparisons": {"arq": {"ratio": 2.0}}}, "2.0 times arq"),
+    ],
+)
+def test_a_missed_target_is_told_of(changes, problem):
+    assert queue.missed(queue_report()) == []
+    (found,) = queue.missed(queue_report(**changes))
+    assert found.startswith(problem)
+
+
+def test_a_latency_that_was_not_measured_is_no_good_latency():
+    report = queue_report()
+    del report["p99_ms"]
+
+    assert queue.missed(report)[0].startswith("p99_ms was not measured")
+
+
+def test_a_peer_that_did_not_run_and_wrong_results_are_problems():
+    right = {"tokenmill": [{"wrong": 0}], "arq": [{"wrong": 0}, {"wrong": 0}]}
+    wrong = {"tokenmill": [{"wrong": 0}, {"wrong": 2}], "arq": [{"wrong": 1}]}
+    report = queue_report(not_installed={"streaq": "no module"})
+
+    assert queue.invalid(queue_report(), right) == []
+    assert queue.invalid(report, right) == [
+        "streaq was named and did not run (not installed): no module"
+    ]
+    assert len(queue.invalid(queue_report(), wrong)) == 2
 
 
 QUEUE = {

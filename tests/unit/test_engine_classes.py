@@ -170,24 +170,6 @@ def test_bulk_between_interactive_requests_never_makes_them_wait():
     assert stream.finished["b"].choices == drain(alone).finished["b"].choices
 
 
-def test_under_a_flood_bulk_that_waits_too_long_takes_one_slot_and_no_more():
-    engine, _ = make(max_running=4)
-    stream = Stream()
-    for index in range(6):
-        engine.add(bulk(f"b{index}", [index, 2, 3], 50))
-    came = most = 0
-    for _ in range(300):
-        while engine.capacity().num_running < 12:
-            engine.add(long(f"i{came}", [came % 90, 5], 3))
-            came += 1
-        stream.take(engine.step())
-        here = [one.is_interactive for one in engine._roster.running]
-        most = max(most, here.count(False))
-    assert most == 1
-    ended = [name for name in stream.finished if name.startswith("b")]
-    assert ended[:3] == ["b0", "b1", "b2"]
-
-
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
 def test_preempted_bulk_ends_as_it_would_alone(prefix_cache, n):

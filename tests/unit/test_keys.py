@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from tokenmill.shared.errors import UnknownJob
 from tokenmill.shared.keys import (
     LANES,
+    PERMANENT,
+    PERMANENT_IN_SHARD,
     JobId,
     Keys,
     bucket_of,
+    is_permanent,
     lane_of,
     new_unique,
     partition_of,
@@ -73,3 +76,19 @@ def test_hashes_are_the_documented_crc32() -> None:
     # docs/protocol.md promises these to clients in other languages.
     assert lane_of("default") == 223
     assert partition_of("acme", "order-17", 8) == 7
+
+
+def test_only_what_is_bounded_may_stay_for_ever() -> None:
+    keys = Keys("org/model", 3)
+    permanent = [
+        *PERMANENT,
+        *(keys.prefix + name for name in PERMANENT_IN_SHARD),
+        *(keys.queue("bulk", "128", 7), "tm:tokenizer:abc"),
+    ]
+    assert all(map(is_permanent, permanent))
+    passing = [
+        *(keys.job("x"), keys.input("x"), keys.output("x"), keys.log("x")),
+        *(keys.work("g"), keys.group("g"), keys.rates, keys.idempotency("t", "k")),
+        *("tm:other", "arq:job:1", f"{keys.prefix}lanes2"),
+    ]
+    assert not any(map(is_permanent, passing))

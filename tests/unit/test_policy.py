@@ -3,11 +3,9 @@
 import pytest
 from support.policy_cases import BULK, NOW, decide, group, job, order
 
-from tokenmill.scheduler.snapshot import (
-    Fairness,
-    GroupView,
-)
-from tokenmill.scheduler.turns import BULK_PATIENCE_MS, BULK_TURN_MS, RESERVE_AFTER_MS
+from tokenmill.scheduler.packing import PREFILL_PATIENCE_MS
+from tokenmill.scheduler.snapshot import Fairness, GroupView
+from tokenmill.scheduler.turns import BULK_PATIENCE_MS, RESERVE_AFTER_MS
 from tokenmill.shared.messages import JobClass
 
 
@@ -100,23 +98,6 @@ def test_no_more_bulk_goes_where_bulk_is_pushed_out():
 def test_interactive_does_not_wait_for_a_fuller_batch_behind_bulk():
     made = decide([job("i")], held(2, step_ms=100.0), arrivals_per_s=500.0)
     assert (order(made), made.wake_in_ms) == (["i"], None)
-
-
-def test_bulk_pushed_out_for_long_gets_its_room_back():
-    pushed = group(free_running=-2, bulk_running=3)
-    jobs = [job("i")]
-    first = decide(jobs, pushed)
-    assert first.fairness.pushed_ms == {"w": NOW}
-    assert order(first) == ["i"]
-    since = Fairness(pushed_ms={"w": NOW - BULK_PATIENCE_MS})
-    assert order(decide(jobs, pushed, fairness=since)) == []
-    other = group("other")
-    assert order(decide(jobs, pushed, other, fairness=since)) == ["i"]
-    # With its room back it keeps it for a turn, and then counts from the start.
-    back = group(free_running=1, bulk_running=3)
-    assert decide(jobs, back, fairness=since).fairness.pushed_ms == since.pushed_ms
-    past = Fairness(pushed_ms={"w": NOW - BULK_PATIENCE_MS - BULK_TURN_MS})
-    assert decide(jobs, back, fairness=past).fairness.pushed_ms == {}
 
 
 def test_impatient_bulk_gets_a_turn():
@@ -243,6 +224,68 @@ def test_a_large_job_that_waited_gets_a_group_kept_free():
     assert order(decide(jobs, group(free_blocks=20))) == []
     fresh = job("large", 700, bucket="2048", enqueued_ms=NOW - 10)
     assert order(decide([fresh, jobs[1]], group(free_blocks=20))) == ["small"]
+
+
+def test_a_job_that_waits_for_prefill_credit_closes_no_group():
+    waits = job("waits", 900, bucket="2048", enqueued_ms=NOW - RESERVE_AFTER_MS)
+    jobs = [waits, *(job(f"b{i}", tenant="u", job_class=BULK) for i in range(3))]
+    busy = group(total_blocks=1000, free_tokens=500)
+    assert order(decide(jobs, busy)) == ["b0", "b1", "b2"]
+    small = job("small", tenant="u", enqueued_ms=NOW - 1)
+    assert order(decide([waits, small], busy)) == ["small"]
+
+
+def test_smaller_prompts_do_not_take_all_prefill_credit_for_ever():
+    old = NOW - PREFILL_PATIENCE_MS
+    waits = job("waits", 900, bucket="2048", enqueued_ms=old)
+    small = job("small", tenant="u", enqueued_ms=NOW - 1)
+    busy = group(total_blocks=1000, free_tokens=500)
+    assert order(decide([waits, small], busy)) == []
+
+
+def test_several_choices_get_their_slots_kept_free_and_one_needs_none():
+    old = NOW - RESERVE_AFTER_MS
+    four = job("four", choices=4, enqueued_ms=old)
+    small = job("small", tenant="u", enqueued_ms=NOW - 1)
+    assert order(decide([four, small], group(free_running=2))) == []
+
+
+def test_bulk_fills_what_an_interactive_job_has_kept_free():
+    """It is pushed out once the others have made room."""
+    large = job("large", 700, bucket="2048", enqueued_ms=NOW - RESERVE_AFTER_MS)
+    jobs = [large, job("b", job_class=BULK, tenant="u"), job("i", tenant="u")]
+    assert order(decide(jobs, group(free_blocks=20))) == ["b"]
+    # A bulk job that waited for the same blocks would get none of them.
+    bulk = [job("l", 700, bucket="2048", job_class=BULK, enqueued_ms=large.enqueued_ms)]
+    bulk.append(job("b", job_class=BULK, tenant="u", enqueued_ms=NOW - 1))
+    assert order(decide(bulk, group(free_blocks=20))) == []
+
+
+def test_a_job_in_mid_output_goes_before_the_rest_of_its_tenant_and_class():
+    cut = job("cut", started=True, priority=50)
+    rest = [job(f"r{i}", enqueued_ms=NOW - 50_000) for i in range(9)]
+    urgent = job("urgent", deadline_ms=NOW + 6_000, priority=-9)
+    full = group(free_running=1)
+    assert order(decide([*rest, urgent, cut], full)) == ["cut"]
+    bulk = job("cut", started=True, job_class=BULK)
+    assert order(decide([rest[0], bulk], full)) == ["r0"]
+
+
+def test_jobs_in_mid_output_take_nothing_from_another_tenant():
+    cut = [job(f"c{i}", started=True, enqueued_ms=NOW - 500) for i in range(9)]
+    other = job("other", tenant="u")
+    before = Fairness(clock=100, served={"t": 500}, served_at_ms={"t": NOW})
+    made = decide([*cut, other], group(free_running=1), fairness=before)
+    assert order(made) == ["other"]
+
+
+def test_a_job_in_mid_output_does_not_hold_back_what_is_urgent_behind_it():
+    cut = job("cut", started=True, priority=90)
+    urgent = job("urgent", priority=-90)
+    other = job("other", tenant="u", enqueued_ms=NOW - 1)
+    before = Fairness(clock=100, served={"t": 500}, served_at_ms={"t": NOW})
+    made = decide([cut, urgent, other], group(free_running=2), fairness=before)
+    assert order(made) == ["cut", "urgent"]
 
 
 def test_an_expired_job_is_left_to_the_reaper():

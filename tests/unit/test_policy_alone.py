@@ -61,6 +61,23 @@ def test_in_a_pool_of_one_suspects_and_others_take_turns():
     assert not Fairness().suspect_had_turn
 
 
+def test_a_suspect_leaves_no_turn_to_jobs_that_no_group_can_run():
+    jobs = [job("s", alone=True, enqueued_ms=OLD), job("newer", schema=9)]
+    had = Fairness(suspect_had_turn=True)
+    assert order(decide(jobs, group(), fairness=had)) == ["s"]
+
+
+def test_suspects_go_by_class_then_deadline_then_age():
+    suspects = [
+        job("bulk", alone=True, job_class=BULK, enqueued_ms=NOW - 9000),
+        job("old", alone=True, enqueued_ms=NOW - 900),
+        job("due", alone=True, enqueued_ms=NOW, deadline_ms=NOW + 60_000),
+    ]
+    groups = [group(f"w{i}") for i in range(2)]
+    assert order(decide(suspects, *groups)) == ["due"]
+    assert order(decide(suspects[:2], *groups)) == ["old"]
+
+
 def test_a_bulk_suspect_gets_its_turn_before_more_interactive_work():
     suspect = job("s", alone=True, job_class=BULK, enqueued_ms=OLD)
     jobs = [suspect, *(job(f"i{n}") for n in range(9))]

@@ -1,9 +1,12 @@
 """Small parts of the scheduler: entries, the waiting room, clocks, group views."""
 
+import inspect
+
 import msgspec
 import pytest
 
 from tokenmill.scheduler.clock import ArrivalRate, RedisClock
+from tokenmill.scheduler.dispatching import Dispatcher
 from tokenmill.scheduler.entries import Stream, lane_stream, parse_entry
 from tokenmill.scheduler.groups import view_of
 from tokenmill.scheduler.snapshot import WaitingJob
@@ -11,7 +14,7 @@ from tokenmill.scheduler.waiting import CANDIDATES, MOST_JOBS, Ready, WaitingRoo
 from tokenmill.shared.errors import ProtocolError
 from tokenmill.shared.keys import Keys
 from tokenmill.shared.messages import JobClass
-from tokenmill.shared.script_types import GroupInfo
+from tokenmill.shared.script_types import DispatchReply, GroupInfo
 
 KEYS = Keys("tiny", 0)
 LANE = Stream(KEYS.queue("bulk", "128", 7), JobClass.BULK)
@@ -31,11 +34,14 @@ def ready(name: str, stream: str = "s", tokens: int = 1, **fields: object) -> Re
         tokens=tokens,
         max_tokens=1,
         bucket="128",
-        tenant="t",
         enqueued_ms=0,
-        **fields,  # type: ignore[arg-type]
+        **{"tenant": "t", **fields},  # type: ignore[arg-type]
     )
     return Ready(job, b"", stream, "1-0")
+
+
+def resumed(name: str, **fields: object) -> Ready:
+    return Ready(ready(name, **fields).job, b"", KEYS.resume, "1-0", resumed=True)
 
 
 def test_an_entry_is_read_with_its_lanes_class():
@@ -53,6 +59,9 @@ def test_a_resumed_entry_names_its_class():
     assert entry.losses == 0
     lost = parse_entry(KEYS, stream, b"1-0", {**fields, b"losses": b"2"}, 2000)
     assert lost.losses == 2
+    assert not lost.started
+    cut = parse_entry(KEYS, stream, b"1-0", {**fields, b"started": b"1"}, 2000)
+    assert cut.started
     with pytest.raises(ProtocolError, match="class"):
         parse_entry(KEYS, stream, b"1-0", FIELDS, 2000)
 
@@ -103,6 +112,8 @@ def test_the_room_counts_and_gives_back():
     assert taken is not None
     assert taken.stream == "resume"
     assert room.take("a") is None
+    room.unfetched["s"] += 3  # their lane is not read on for them either
+    assert (room.count("s"), len(room)) == (4, 1)
     assert "b" in room
 
 
@@ -116,13 +127,28 @@ def test_every_stream_has_candidates_however_long_another_is():
     assert len(names) <= CANDIDATES
 
 
-def test_bulk_stops_being_read_before_interactive():
+def test_full_bulk_lanes_stop_nothing_else_from_being_read():
     room = WaitingRoom()
     for i in range(MOST_JOBS):
-        room.add(ready(f"j{i}"))
+        room.add(ready(f"j{i}", job_class=JobClass.BULK))
     assert not room.accepts(JobClass.BULK)
     assert room.accepts(JobClass.INTERACTIVE)
     assert room.accepts(None)
+
+
+def test_a_flood_through_resume_hides_nobody_and_stops_no_lane():
+    room = WaitingRoom()
+    for i in range(MOST_JOBS):
+        room.add(resumed(f"flood{i}", job_class=JobClass.BULK))
+    room.add(resumed("other", tenant="b"))
+    room.add(resumed("cut", started=True, job_class=JobClass.BULK))
+    assert {"other", "cut"} <= {job.id for job in room.candidates()}
+    assert not room.accepts(None)
+    assert room.accepts(JobClass.BULK)
+    assert room.accepts(JobClass.INTERACTIVE)
+    taken = room.take("other")
+    assert taken is not None
+    assert taken.stream == KEYS.resume
 
 
 def test_expired_jobs_are_found():
@@ -205,3 +231,16 @@ def test_a_group_that_drains_or_is_incomplete_is_not_used():
     assert later.serves == "any"
     for change in ({"state": "draining"}, {"block_size": 0}, {"group": ""}):
         assert view_of(msgspec.structs.replace(whole, **change)) is None
+
+
+def test_a_group_that_does_not_read_a_record_is_not_offered_it_again():
+    """Else the next plan gives it the same job, since the payload says less."""
+    room = WaitingRoom()
+    dispatcher = Dispatcher(
+        **dict.fromkeys(inspect.signature(Dispatcher).parameters)
+        | {"room": room, "name": "x"}  # type: ignore[arg-type]
+    )
+    sent = ready("newer")
+    assert dispatcher._settle([sent], [DispatchReply("newer", "newer", 2)])
+    (job,) = room.candidates()
+    assert (job.id, job.schema) == ("newer", 2)

@@ -1,5 +1,7 @@
 """The store of large inputs: what is written is read, and nothing else is."""
 
+import asyncio
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,11 +15,9 @@ from tokenmill.shared.storage import Storage
 TEXT = "a long text, ä€".encode() * 100
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "local"])
 def url(request, tmp_path: Path) -> str:
-    if request.param == "file":
-        return f"file://{tmp_path}/store"
-    return f"memory://store-{tmp_path.name}"
+    return f"{request.param}://{tmp_path}/store"
 
 
 @pytest.fixture
@@ -122,3 +122,35 @@ def test_a_gap_between_redis_and_the_store_is_refused() -> None:
 def test_a_store_of_an_unknown_kind_says_so() -> None:
     with pytest.raises(StorageUnavailable, match="nosuch"):
         Storage("nosuch://x/y", max_bytes=1)
+
+
+async def test_a_store_that_cannot_be_opened_is_named() -> None:
+    with pytest.raises(StorageUnavailable, match=r"ftp://127\.0\.0\.1:1/x"):
+        Storage("ftp://127.0.0.1:1/x", max_bytes=1)  # nobody listens there
+    with pytest.raises(StorageUnavailable, match="in its memory"):
+        Storage("memory://x", max_bytes=1)
+
+
+async def test_the_wait_for_a_turn_is_not_the_stores(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tokenmill.shared.storage._TIMEOUT_S", 0.5)
+    store = Storage(f"file://{tmp_path}", max_bytes=10_000)
+
+    def slow(path: str, content: bytes) -> None:
+        time.sleep(0.1)
+
+    monkeypatch.setattr(store, "_write", slow)
+    ref = ref_of("acme", TEXT, "text")
+    await asyncio.gather(*(store.write(ref, TEXT) for _ in range(28)))  # 0.7 s
+    store.close()
+
+
+async def test_what_a_killed_writer_left_can_be_removed(tmp_path) -> None:
+    store = Storage(f"file://{tmp_path}", max_bytes=10_000)
+    ref = ref_of("acme", TEXT, "text")
+    await store.write(ref, TEXT)
+    (tmp_path / f"{ref.name}.1-ab.part").write_bytes(b"x")
+    (tmp_path / ".probe-1").write_bytes(b"x")
+    (tmp_path / "acme" / "a-note").write_bytes(b"x")
+    found = {one.name for one in await store.inputs()}
+    assert found == {ref.name, f"{ref.name}.1-ab.part", ".probe-1"}
+    store.close()

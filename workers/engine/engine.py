@@ -7,6 +7,7 @@ from ...shared.errors import EngineError
 from ...shared.messages import FinishReason, JobError
 from .admission import check_request, namespace_of, output_limit
 from .batch import ModelRunner
+from .bulk_share import BulkShare
 from .detokenizer import DetokenizerSource
 from .kv.manager import KVManager
 from .pacing import Pace
@@ -70,6 +71,7 @@ class Engine:
         self._roster = Roster(self._kv, max_running, overcommit=kv_overcommit)
         self._limit = StepLimit(runner)
         self._pace = Pace(step_target_ms)
+        self._share = BulkShare()
         self._ended_by_replay: list[Sequence] = []
         """Choices that ended while they were replayed; the next step says so."""
         self._arrivals = 0
@@ -95,7 +97,7 @@ class Engine:
         self._roster.reuse()
         running = self._limit.order(self._roster.running)
         limit = self._pace.prefill_limit(running)
-        plan = plan_step(running, self._prefill_chunk, limit)
+        plan = plan_step(running, self._prefill_chunk, limit, self._share)
         return make_room(self._limit.apply(plan), self._roster)
 
     def _run(self, plan: Plan) -> list[Outcome]:

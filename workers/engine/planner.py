@@ -7,7 +7,8 @@ import numpy as np
 
 from ...shared.errors import EngineError
 from .batch import SequenceSlice, StepBatch
-from .sequence import INTERACTIVE_RANK, Sequence
+from .bulk_share import BulkShare
+from .sequence import Sequence
 
 
 class PlannedSlice(msgspec.Struct, frozen=True):
@@ -32,16 +33,20 @@ Plan = tuple[PlannedSlice, ...]
 
 
 def plan_step(
-    running: Iterable[Sequence], token_budget: int, prefill_limit: int | None = None
+    running: Iterable[Sequence],
+    token_budget: int,
+    prefill_limit: int | None = None,
+    share: BulkShare | None = None,
 ) -> Plan:
     """Plans one step: every decode row, then prefill chunks in order of urgency, bulk
-    with what interactive prompts leave.
+    with what interactive prompts leave, and its share at least.
 
     Args:
         running: Sequences that may run, most urgent first.
         token_budget: Tokens in the step; prefill gets at least one, so that many
             decode rows cannot starve it.
         prefill_limit: Prefill tokens at most, to bound the step's time.
+        share: Deals bulk prompts their share; None gives them none.
 
     Returns:
         Slices in the order in which they are packed.
@@ -54,25 +59,48 @@ def plan_step(
         else:
             prefills.append(sequence)
     # Also where a step without memory has left bulk in front.
-    prefills.sort(key=lambda sequence: sequence.urgency[0] > INTERACTIVE_RANK)
+    prefills.sort(key=lambda sequence: not sequence.is_interactive)
     room = max(1, token_budget - len(decodes))
     if prefill_limit is not None:
         room = min(room, max(1, prefill_limit))
-    return (*decodes, *_plan_prefills(prefills, room))
+    kept, owner = 0, None
+    if share is not None and prefills and prefills[0].is_interactive:
+        owner = _oldest_bulk(prefills)
+        kept = 0 if owner is None else share.of(room)
+    # The first never waits for bulk: where there is room for one token, it has it.
+    room = max(room, kept + 1)
+    return (*decodes, *_plan_prefills(prefills, room, kept, owner))
 
 
-def _plan_prefills(prefills: Iterable[Sequence], room: int) -> Iterable[PlannedSlice]:
-    """Fills `room` tokens. A prompt waits while one before it computes the same block:
-    it will find it in the cache. The first never waits, so something always moves.
+def _oldest_bulk(prefills: Iterable[Sequence]) -> Sequence | None:
+    """Returns the bulk prompt that came first, whatever its priority."""
+    return min(
+        (one for one in prefills if not one.is_interactive),
+        key=lambda one: (one.arrival, one.choice),
+        default=None,
+    )
+
+
+def _plan_prefills(
+    prefills: Iterable[Sequence], room: int, kept: int, owner: Sequence | None
+) -> Iterable[PlannedSlice]:
+    """Fills `room` tokens, of which `kept` are for `owner` alone.
+
+    A prompt waits while one before it computes the same block: it will find it in the
+    cache. The first never waits, so something always moves.
     """
     coming: set[int] = set()
     for sequence in prefills:
+        if sequence is owner:
+            kept = 0
+        length = min(room - kept, sequence.num_uncomputed)
+        if length == 0:
+            continue
         chain, computed = sequence.prompt_chain, sequence.num_computed
         if chain is not None:
             if chain.next_name(computed, sequence.num_tokens) in coming:
                 continue
             coming.update(chain.pending_names(computed))
-        length = min(room, sequence.num_uncomputed)
         yield PlannedSlice(sequence, computed, length)
         room -= length
         if room == 0:
@@ -93,7 +121,7 @@ def left_parts_first(plan: Plan, left: Iterable[Sequence]) -> Plan:
     waited = {id(sequence) for sequence in left}
 
     def rank(part: PlannedSlice) -> tuple[bool, bool]:
-        is_bulk = part.sequence.urgency[0] > INTERACTIVE_RANK
+        is_bulk = not part.sequence.is_interactive
         may_wait = is_bulk and part.length > 1
         return may_wait or id(part.sequence) not in waited, is_bulk
 

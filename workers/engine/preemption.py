@@ -1,8 +1,9 @@
 """Blocks for a step: when they run out, the least urgent sequences yield theirs.
 
-Bulk yields before interactive, then the lower priority, then whoever came last. The
-most urgent sequence never yields and may take all blocks, which suffice for it alone
-(`check_request`). So it ends, and then the next is the most urgent.
+Bulk yields to interactive, never the other way round; within a class the lower
+priority yields, then whoever came last. The most urgent sequence never yields and may
+take all blocks, which suffice for it alone (`check_request`). So it ends, and then the
+next is the most urgent.
 """
 
 from .planner import Plan, PlannedSlice

@@ -113,8 +113,8 @@ class Room:
         Where whole lives fit, bulk leaves an interactive one its whole life, and so
         never yields to the same one twice.
         """
-        fills_gaps = not (newcomer.is_interactive or newcomer.is_patient)
-        if sequence.is_interactive and fills_gaps and self._overcommit <= 1.0:
+        is_filling_gap = sequence.is_interactive and not newcomer.is_interactive
+        if is_filling_gap and self._overcommit <= 1.0:
             return self._to_come(sequence)
         return self._growth(sequence)
 

@@ -7,10 +7,10 @@ from .kv.manager import KVManager
 from .planner import Plan, PlannedSlice
 from .request import EngineRequest
 from .room import Room
-from .sequence import Sequence
+from .sequence import Sequence, is_same_class
 
 
-def _urgency(sequence: Sequence) -> tuple[int, int, int, int]:
+def _urgency(sequence: Sequence) -> tuple[bool, bool, int, int, int]:
     return sequence.urgency
 
 
@@ -112,8 +112,8 @@ class Roster:
     # --- who runs ------------------------------------------------------------------
     def admit(self) -> None:
         """Lets waiting sequences run, in order. The first sets the pace, so that a
-        large one is not overtaken for ever. An interactive one waits for no bulk: as
-        much of it as is in the way yields.
+        large one is not overtaken for ever. An interactive one waits for no bulk: it
+        stands before all of it, and as much of it as is in the way yields.
         """
         while self.waiting:
             yielding = self._room.made_by(self.waiting[0], self.running)
@@ -134,42 +134,27 @@ class Roster:
     def _note_overtaking(
         self, newcomer: Sequence, yielded: tuple[Sequence, ...]
     ) -> None:
-        """Sets back the oldest of each class that waits and came before `newcomer`,
-        unless it has just `yielded` to it.
+        """Sets back the oldest that waits of the newcomer's class, if it came before
+        `newcomer` and has not just `yielded` to it.
 
-        Only the oldest: else all of a class would become most urgent at once, and bulk
-        go before interactive. It starts after at most PATIENCE of them, and then the
-        next is the oldest; so all do.
+        Only the oldest: else all that wait would become most urgent at once. It starts
+        after at most PATIENCE later requests, and then the next is the oldest.
         """
-        oldest: dict[bool, Sequence] = {}
-        for one in self.waiting:
-            best = oldest.setdefault(one.is_interactive, one)
-            if (one.arrival, one.choice) < (best.arrival, best.choice):
-                oldest[one.is_interactive] = one
-        overtaken = [
-            one
-            for one in oldest.values()
-            if one.arrival < newcomer.arrival and one not in yielded
-        ]
-        for one in overtaken:
-            self._set_back(one)
-        if overtaken:
+        oldest = min(
+            (one for one in self.waiting if is_same_class(one, newcomer)),
+            key=lambda one: (one.arrival, one.choice),
+            default=newcomer,
+        )
+        if oldest.arrival < newcomer.arrival and oldest not in yielded:
+            oldest.note_overtaking(newcomer.arrival)
             self.waiting.sort(key=_urgency)
-
-    def _set_back(self, sequence: Sequence) -> None:
-        """Notes a setback. Of bulk one sequence at a time may thereby come before
-        interactive ones: more would fill the slots, and these wait behind bulk.
-        """
-        bulk = [one for one in (*self.running, *self.waiting) if not one.is_interactive]
-        if sequence.is_interactive or not any(one.is_patient for one in bulk):
-            sequence.set_back()
 
     def preempt(self, sequence: Sequence, asking: Sequence) -> None:
         """Takes a running sequence's blocks; it will be computed again.
 
         Its tokens, and what its sampler and detokenizer know, stay. It keeps its place
-        by arrival, so nobody of its class who came later goes before it. It is no
-        setback for bulk to fill gaps between interactive ones and to move on in each.
+        by arrival, so nobody of its class who came later goes before it. For bulk it is
+        no setback to yield to interactive ones: it is there to fill their gaps.
 
         Args:
             sequence: Who yields.
@@ -180,9 +165,8 @@ class Roster:
         self._kv.release(sequence.allocation)
         sequence.allocation = None
         sequence.num_computed = 0
-        fills_gaps = asking.is_interactive and not sequence.is_interactive
-        if not (sequence.has_moved() and fills_gaps):
-            self._set_back(sequence)
+        if is_same_class(sequence, asking):
+            sequence.note_yield()
         bisect.insort(self.waiting, sequence, key=_urgency)
         self.preemptions += 1
 

@@ -12,10 +12,7 @@ from .sampling_rows import SamplingRow
 from .stop import StopMatcher
 
 PATIENCE: Final = 8
-"""Times a sequence yields its place or, as the oldest that waits of its class, is
-overtaken before it becomes most urgent."""
-INTERACTIVE_RANK: Final = 1
-"""First part of the urgency of an interactive sequence; bulk has the next."""
+"""Setbacks after which a sequence is the most urgent of its class."""
 
 
 class Sequence:
@@ -67,8 +64,9 @@ class Sequence:
             stop_ids=self.stop_ids,
         )
         self.arrival = arrival
-        self._setbacks = 0
-        self._tokens_at_yield = self.num_prompt
+        self._yields = 0
+        self._overtakers: set[int] = set()
+        """Arrivals of requests that started before it, though they came later."""
         self._end_is_out = False
         """Whether a delta with the finish reason has left."""
         self._logprobs: list[TokenLogprob] | None = (
@@ -100,30 +98,41 @@ class Sequence:
 
     @property
     def is_patient(self) -> bool:
-        """Whether it has been set back so often that it goes before all."""
-        return self._setbacks >= PATIENCE
+        """Whether it has been set back so often that it goes before its class."""
+        return self._yields + len(self._overtakers) >= PATIENCE
 
     @property
-    def urgency(self) -> tuple[int, int, int, int]:
-        """Interactive before bulk, then priority, then arrival; what has been set back
-        too often comes before all, so that nothing starves.
+    def urgency(self) -> tuple[bool, bool, int, int, int]:
+        """Interactive before bulk, always. Within a class what has been set back too
+        often, then priority, then arrival.
         """
-        if self.is_patient:
-            return (0, 0, self.arrival, self.choice)
-        rank = INTERACTIVE_RANK + (not self.is_interactive)
-        return (rank, self.request.priority, self.arrival, self.choice)
+        patient = self.is_patient
+        priority = 0 if patient else self.request.priority
+        return (
+            not self.is_interactive,
+            not patient,
+            priority,
+            self.arrival,
+            self.choice,
+        )
 
-    def has_moved(self) -> bool:
-        """Whether it got a token since this was asked last, or since its start."""
-        before, self._tokens_at_yield = self._tokens_at_yield, self.num_tokens
-        return self.num_tokens > before
-
-    def set_back(self) -> None:
-        """Notes that it had to yield, or that a later one started before the oldest.
+    def note_yield(self) -> None:
+        """Notes that it had to yield to one of its class.
 
         Only for a sequence that stands in no sorted list: its urgency may change.
         """
-        self._setbacks += 1
+        self._yields += 1
+
+    def note_overtaking(self, arrival: int) -> None:
+        """Notes that a later request of its class started before it.
+
+        A request counts once, however many choices it has. As for `note_yield`, the
+        urgency may change.
+
+        Args:
+            arrival: Of that request.
+        """
+        self._overtakers.add(arrival)
 
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Appends an output token and decides whether the output ends with it."""
@@ -202,3 +211,8 @@ class Sequence:
             stop_reason=self.stop_reason,
             logprobs=None if self._logprobs is None else tuple(self._logprobs[:count]),
         )
+
+
+def is_same_class(one: Sequence, other: Sequence) -> bool:
+    """Whether both are interactive, or both bulk: only then they count each other."""
+    return one.is_interactive == other.is_interactive

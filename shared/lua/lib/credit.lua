@@ -44,8 +44,8 @@ local function give_back(credit, job)
 end
 
 -- `sign` is 1 for what comes back and -1 for what is taken. A stranger's key may be of
--- any type, hence pcall. Books of bulk that would go below nothing were opened by a
--- version that kept none.
+-- any type, hence pcall. A group of a version that keeps no books of bulk gets none, and
+-- what would go below nothing was taken before they were opened.
 local function save_credit(group_key, credit, sign)
   if redis.call('EXISTS', group_key) == 0 then
     return
@@ -58,7 +58,8 @@ local function save_credit(group_key, credit, sign)
   for name, by in pairs(credit.all) do
     add(CREDIT_OF[name], sign * by)
   end
-  for name, by in pairs(credit.bulk) do
+  local keeps = redis.pcall('HEXISTS', group_key, BULK_OF.blocks) == 1
+  for name, by in pairs(keeps and credit.bulk or {}) do
     if add(BULK_OF[name], -sign * by) < 0 then
       redis.pcall('HSET', group_key, BULK_OF[name], 0)
     end

@@ -22,12 +22,17 @@ local function read_limits(key, rates_key, load_key, now)
   end
   local load = redis.call(
     'HMGET', load_key, 'jobs', 'tokens', 'bytes', 'tenants', 'class:interactive:tokens',
-    'rate_jobs', 'rate_tokens', 'rate_busy', 'rate_ms', 'rate_from'
+    'rate_jobs', 'rate_tokens', 'rate_busy', 'rate_ms', 'rate_from',
+    LATER .. 'jobs', LATER .. 'tokens', LATER .. 'bytes'
   )
+  local function loaded(i)
+    return tonumber(load[i]) or 0
+  end
   limits.load_key = load_key
-  limits.jobs, limits.tokens = tonumber(load[1]) or 0, tonumber(load[2]) or 0
-  limits.bytes, limits.waiting_tenants = tonumber(load[3]) or 0, tonumber(load[4]) or 0
-  limits.interactive = tonumber(load[5]) or 0
+  -- Limits are on all that waits; queued work alone is before others.
+  limits.jobs, limits.tokens = loaded(1) + loaded(11), loaded(2) + loaded(12)
+  limits.bytes, limits.waiting_tenants = loaded(3) + loaded(13), loaded(4)
+  limits.queued_tokens, limits.interactive = loaded(2), loaded(5)
   limits.stalled_ms = load[9] and load[10] and now - load[10] or 0
   local jobs = decay(load[6], load[9], now)
   if jobs >= FORGOTTEN then
@@ -49,12 +54,18 @@ local function tenant_of(limits, name)
     'HMGET', limits.key, head .. 'waiting_jobs', head .. 'waiting_tokens',
     head .. 'tokens_per_minute'
   )
-  local has = redis.call('HMGET', limits.load_key, head .. 'jobs', head .. 'tokens')
+  local later = LATER .. head
+  local has = redis.call(
+    'HMGET', limits.load_key, head .. 'jobs', head .. 'tokens', later .. 'jobs',
+    later .. 'tokens'
+  )
+  local jobs, tokens = tonumber(has[1]) or 0, tonumber(has[2]) or 0
   tenant = {
     max_jobs = tonumber(own[1] or '') or limits.tenant_waiting_jobs,
     max_tokens = tonumber(own[2] or '') or limits.tenant_waiting_tokens,
     per_minute = tonumber(own[3] or '') or limits.tenant_tokens_per_minute,
-    jobs = tonumber(has[1]) or 0, tokens = tonumber(has[2]) or 0,
+    jobs = jobs + (tonumber(has[3]) or 0), tokens = tokens + (tonumber(has[4]) or 0),
+    queued_jobs = jobs, queued_tokens = tokens,
   }
   if tenant.per_minute > 0 then
     local full = redis.pcall('ZSCORE', limits.rates_key, name)
@@ -146,10 +157,11 @@ local function lateness(limits, job)
     return nil
   end
   local tenant = tenant_of(limits, job.tenant)
-  local others = limits.waiting_tenants - (tenant.jobs > 0 and 1 or 0)
-  local own = tenant.tokens + job.tokens
-  local ahead = job.class == 'interactive' and limits.interactive or limits.tokens
-  ahead = math.min(ahead, tenant.tokens + others * own)
+  local others = limits.waiting_tenants - (tenant.queued_jobs > 0 and 1 or 0)
+  local own = tenant.queued_tokens + job.tokens
+  local ahead = job.class == 'interactive' and limits.interactive
+    or limits.queued_tokens
+  ahead = math.min(ahead, tenant.queued_tokens + others * own)
   local wait = 0
   if limits.tokens_per_ms and limits.tokens_per_ms > 0 then
     wait = ahead / limits.tokens_per_ms
@@ -168,13 +180,18 @@ local function take_room(limits, job)
   local tenant = tenant_of(limits, job.tenant)
   limits.jobs, limits.tokens = limits.jobs + 1, limits.tokens + job.tokens
   limits.bytes = limits.bytes + job.bytes
-  if job.class == 'interactive' then
-    limits.interactive = limits.interactive + job.tokens
-  end
-  if tenant.jobs == 0 then
-    limits.waiting_tenants = limits.waiting_tenants + 1
-  end
   tenant.jobs, tenant.tokens = tenant.jobs + 1, tenant.tokens + job.tokens
+  if not job.due then
+    limits.queued_tokens = limits.queued_tokens + job.tokens
+    if job.class == 'interactive' then
+      limits.interactive = limits.interactive + job.tokens
+    end
+    if tenant.queued_jobs == 0 then
+      limits.waiting_tenants = limits.waiting_tenants + 1
+    end
+    tenant.queued_jobs = tenant.queued_jobs + 1
+    tenant.queued_tokens = tenant.queued_tokens + job.tokens
+  end
   if tenant.per_minute > 0 then
     tenant.full_ms = math.max(tenant.full_ms, limits.now) + allowance_ms(tenant, job)
     tenant.spent = true

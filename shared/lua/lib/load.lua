@@ -1,5 +1,7 @@
 -- Counters of waiting work. Changes are summed over the whole call and written once
--- by save_load; a field that reaches zero is deleted, so the hash stays small.
+-- by save_load; a field that reaches zero is deleted, so the hash stays small. What is
+-- delayed or retrying is counted apart, under `later:`: it takes room, and is before
+-- nobody.
 local RATE_WINDOW_MS = 10000 -- drained work is forgotten with this time constant
 local load_change = {}
 local drained_jobs, drained_tokens = 0, 0
@@ -16,19 +18,26 @@ local function size_of(number)
 end
 
 -- One job starts (sign 1) or stops (sign -1) waiting: its class, tenant, tokens, bytes.
-local function count_waiting(job, sign)
+-- `head` is LATER for one that waits for its time.
+local LATER = 'later:'
+local function count_waiting(job, sign, head)
+  head = head or ''
   local tokens = sign * size_of(job.tokens)
-  bump('jobs', sign)
-  bump('tokens', tokens)
-  bump('bytes', sign * size_of(job.bytes))
-  bump('class:' .. job.class .. ':jobs', sign)
-  bump('class:' .. job.class .. ':tokens', tokens)
-  bump('tenant:' .. job.tenant .. ':jobs', sign)
-  bump('tenant:' .. job.tenant .. ':tokens', tokens)
+  bump(head .. 'jobs', sign)
+  bump(head .. 'tokens', tokens)
+  bump(head .. 'bytes', sign * size_of(job.bytes))
+  bump(head .. 'class:' .. job.class .. ':jobs', sign)
+  bump(head .. 'class:' .. job.class .. ':tokens', tokens)
+  bump(head .. 'tenant:' .. job.tenant .. ':jobs', sign)
+  bump(head .. 'tenant:' .. job.tenant .. ':tokens', tokens)
 end
 
--- One job stops waiting and so made room: this feeds the measured drain rate.
+-- A queued job stops waiting and so made room: this feeds the measured drain rate. One
+-- that leaves before its time says nothing of it.
 local function count_drained(job)
+  if job.state == 'delayed' or job.state == 'retrying' then
+    return count_waiting(job, -1, LATER)
+  end
   count_waiting(job, -1)
   drained_jobs = drained_jobs + 1
   drained_tokens = drained_tokens + size_of(job.tokens)
@@ -61,6 +70,22 @@ local function save_drained(key, now)
   )
 end
 
+-- Whoever counts less than we do, as the former release, leaves something over; without
+-- a job there is nothing to count.
+local function clear_left_over(key)
+  local left = redis.call('HMGET', key, 'tokens', 'bytes', 'tenants')
+  if not (left[1] or left[2] or left[3]) then
+    return
+  end
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    local name = string.match(field, '^(%a+)')
+    if name == 'tokens' or name == 'bytes' or name == 'tenants' or name == 'class'
+      or name == 'tenant' then
+      redis.call('HDEL', key, field)
+    end
+  end
+end
+
 local function save_load(key, now)
   local tenants, first, none = 0, false, false
   for field, by in pairs(load_change) do
@@ -85,5 +110,6 @@ local function save_load(key, now)
     redis.call('HSET', key, 'rate_from', now)
   elseif none then
     redis.call('HDEL', key, 'rate_from')
+    clear_left_over(key)
   end
 end

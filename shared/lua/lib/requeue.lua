@@ -3,6 +3,7 @@ local REQUEUE_FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'tenant', 'tokens', 'max_tokens', 'priority',
   'deadline', 'bytes', 'bucket', 'keep_ms', 'idem', 'entry', 'entry_key', 'attempts',
   'lease_losses', 'alone_losses', 'start_losses', 'lost', 'enqueued_ms',
+  'first_ms',
   unpack(CREDIT_FIELDS),
 }
 
@@ -13,6 +14,7 @@ local function requeue(at, id, job, resume_key, kind)
     'priority', job.priority == '' and '0' or job.priority,
     'deadline', job.deadline, 'tenant', job.tenant, 'bytes', job.bytes,
     'class', job.class, 'bucket', job.bucket,
+    'started', job.first_ms == '' and '0' or '1',
     'losses', job.lease_losses == '' and '0' or job.lease_losses, 'kind', kind,
     -- Its place is that of its enqueue, before all that came later; a delayed job
     -- begins to wait only now.
