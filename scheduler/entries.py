@@ -102,11 +102,10 @@ def parse_entry(
     if not TENANT.fullmatch(tenant):
         raise ProtocolError(f"field tenant: '{tenant[:80]}' cannot be a tenant")
     deadline = fields.get(b"deadline", b"")
-    name = entry_id.decode()
     return Entry(
         job_id=job_id,
         stream=stream.key,
-        entry_id=name,
+        entry_id=entry_id.decode(),
         job_class=job_class,
         # A former release that puts a job back leaves out what its record leaves out.
         priority=_number(fields, b"priority", -MAX_PRIORITY, MAX_PRIORITY)
@@ -115,7 +114,7 @@ def parse_entry(
         tenant=tenant,
         deadline_ms=_number(fields, b"deadline", 0, _MOST) if deadline else None,
         num_bytes=_number(fields, b"bytes", 0, _MOST) if b"bytes" in fields else 0,
-        enqueued_ms=min(_waits_since(fields, name), now_ms),
+        enqueued_ms=min(_waits_since(fields, entry_id), now_ms),
         resumed=stream.job_class is None,
         started=stream.job_class is None and fields.get(b"started") == b"1",
         losses=_number(fields, b"losses", 0, _MOST) if b"losses" in fields else 0,
@@ -132,12 +131,12 @@ def _job_class(fields: Mapping[bytes, bytes]) -> JobClass:
         ) from None
 
 
-def _waits_since(fields: Mapping[bytes, bytes], entry_id: str) -> int:
+def _waits_since(fields: Mapping[bytes, bytes], entry_id: bytes) -> int:
     """When the job began to wait: redelivered ones keep the time of their enqueue."""
     raw = fields.get(b"enqueued_ms", b"")
     if raw.isdigit() and len(raw) < 16:
         return int(raw)
-    return int(entry_id.partition("-")[0])
+    return int(entry_id.partition(b"-")[0])
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:

@@ -54,18 +54,8 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
     if turn is not None:
         since_bulk, pushed = 0, {**pushed, turn: now_ms - BULK_PATIENCE_MS}
         restored = {**restored, turn: now_ms}
-    left: list[WaitingJob] = []
-    wake_in_ms: int | None = None
-    for job_class in (JobClass.INTERACTIVE, JobClass.BULK):
-        jobs = by_class[job_class]
-        wake_in_ms = _hold_ms(jobs, snapshot, pool, job_class, now_ms)
-        if wake_in_ms is not None:
-            break  # bulk must not take the room that held interactive jobs will share
-        tokens = 0
-        if jobs and packer.has_room(job_class):
-            tokens = _fill(queues[job_class], packer, job_class, left, now_ms)
-        if job_class is JobClass.INTERACTIVE:
-            since_bulk = since_bulk + tokens if by_class[JobClass.BULK] else 0
+    tokens, wake_in_ms = _fill_classes(by_class, queues, packer, pool, snapshot, now_ms)
+    since_bulk = since_bulk + tokens if by_class[JobClass.BULK] else 0
     batches = packer.result()
     others = sum(len(batch.assignments) for batch in batches) - len(alone)
     gave_bulk = any(batch.job_class is JobClass.BULK for batch in batches)
@@ -85,6 +75,33 @@ def plan(snapshot: Snapshot, now_ms: int) -> Plan:
         ),
         impossible=impossible,
     )
+
+
+def _fill_classes(
+    by_class: _ByClass,
+    queues: "_Queues",
+    packer: Packer,
+    pool: PoolState,
+    snapshot: Snapshot,
+    now_ms: int,
+) -> tuple[int, int | None]:
+    """Places interactive jobs, then bulk.
+
+    Returns:
+        Interactive prompt tokens given out, and when a held batch is to go.
+    """
+    left: list[WaitingJob] = []
+    interactive = 0
+    for job_class in (JobClass.INTERACTIVE, JobClass.BULK):
+        jobs = by_class[job_class]
+        wake_in_ms = _hold_ms(jobs, snapshot, pool, job_class, now_ms)
+        if wake_in_ms is not None:
+            # Bulk must not take the room that held interactive jobs will share.
+            return interactive, wake_in_ms
+        if jobs and packer.has_room(job_class):
+            tokens = _fill(queues[job_class], packer, job_class, left, now_ms)
+            interactive += tokens if job_class is JobClass.INTERACTIVE else 0
+    return interactive, None
 
 
 def _split(

@@ -11,7 +11,7 @@ import structlog
 from ..shared.keys import Keys
 from ..shared.messages import JobClass
 from .entries import Stream, lane_stream
-from .waiting import MOST_JOBS, WaitingRoom
+from .waiting import MOST_RESUMED_JOBS, WaitingRoom
 
 ROUND_ENTRIES: Final = 1_024
 """Entries read in one round, over all lanes, so that a round has a bound."""
@@ -162,7 +162,7 @@ class LaneReader:
         if stream.job_class is None:
             # Of all tenants and classes: a bound of its own would hide some of them.
             unfetched = self._room.unfetched[stream.key]
-            return unfetched < MOST_JOBS and self._room.accepts(None)
+            return unfetched < MOST_RESUMED_JOBS and self._room.accepts(None)
         # Half a read-ahead at a time: fewer, larger reads, and a bound in memory.
         few = self._room.count(stream.key) <= self._read_ahead // 2
         return few and self._room.accepts(stream.job_class)

@@ -17,10 +17,14 @@ from ..shared.messages import JobClass
 from .snapshot import WaitingJob
 
 MOST_JOBS: Final = 20_000
-"""Of the interactive lanes, of the bulk lanes and of `resume`, each on its own: none
-of them keeps another from being read."""
+"""Of the interactive lanes and of the bulk lanes, each on its own: neither keeps the
+other from being read."""
 MOST_TOKENS: Final = 16_000_000
 """The same bound in prompt tokens: four bytes each are kept in memory."""
+MOST_RESUMED_JOBS: Final = 100_000
+"""Of `resume`, as many as may wait by default: all tenants share it, so that what is
+not read there is hidden."""
+MOST_RESUMED_TOKENS: Final = 50_000_000
 CANDIDATES: Final = 1_024
 """Jobs that a plan looks at, so that its time has a bound."""
 
@@ -84,7 +88,10 @@ class WaitingRoom:
 
     def accepts(self, source: JobClass | None) -> bool:
         """Whether more jobs of this class, or of `resume` (None), are to be read."""
-        return self._jobs[source] < MOST_JOBS and self._tokens[source] < MOST_TOKENS
+        jobs, tokens = self._jobs[source], self._tokens[source]
+        if source is None:
+            return jobs < MOST_RESUMED_JOBS and tokens < MOST_RESUMED_TOKENS
+        return jobs < MOST_JOBS and tokens < MOST_TOKENS
 
     def add(self, ready: Ready) -> None:
         """Takes a job in; one with the same id is replaced."""

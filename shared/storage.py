@@ -245,10 +245,11 @@ class Storage:
 
 
 @contextmanager
-def _translated(url: str, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def _translated(url: str, *but: type[Exception]) -> Iterator[None]:
+    kept: tuple[type[Exception], ...] = (TokenmillError, *but)
     try:
         yield
-    except (TokenmillError, *but):
+    except kept:
         raise
     except Exception as error:
         # Each backend raises errors of its own; all of them mean the same here.
@@ -263,7 +264,7 @@ def _open(url: str) -> tuple["AbstractFileSystem", str]:
     import fsspec
 
     try:
-        with _translated(url, but=(ImportError, ValueError)):
+        with _translated(url, ImportError, ValueError):
             fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         scheme = url.partition(":")[0]

@@ -16,6 +16,8 @@ if held[1] ~= ARGV[1] then
   end
   fence = fence + 1
 end
+-- A removal goes first, here of nothing: a server without memory then still has a leader.
+redis.call('HDEL', KEYS[1], '')
 redis.call(
   'HSET', KEYS[1], 'owner', ARGV[1], 'fence', fence, 'until', now + tonumber(ARGV[2])
 )

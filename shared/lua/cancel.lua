@@ -39,6 +39,8 @@ elseif not WAITING[job.state] and job.state ~= 'dispatched' and job.state ~= 'ru
 elseif job.owner ~= ARGV[2] or job.entry_key ~= ARGV[3] or not knows_idem(AT, job) then
   return 'keys'
 elseif job.state == 'running' then
+  -- A removal goes first, here of nothing: a server without memory then lets the rest be.
+  redis.call('ZREM', KEYS[3], id)
   redis.call('HSET', KEYS[AT], 'cancel', '1')
   redis.call('PUBLISH', KEYS[10], id)
   return 'cancelling'

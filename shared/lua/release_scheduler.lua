@@ -7,5 +7,6 @@
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then
   return 0
 end
+redis.call('HDEL', KEYS[1], '') -- first, as in acquire_scheduler
 redis.call('HSET', KEYS[1], 'owner', '', 'until', 0)
 return 1

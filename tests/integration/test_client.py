@@ -299,7 +299,9 @@ async def test_a_tenant_that_is_full_holds_up_nobody_else(mill, group) -> None:
     assert caught.value.limit == "tenant_waiting_jobs"
     assert len(caught.value.enqueued) == 302
     refused = caught.value.refused
-    assert set(refused) == {n for n in range(900) if n % 3 != 2} - {0, 1}
+    # Which two of its jobs find room is open: two calls of a shard are under way.
+    assert len(refused) == 598
+    assert refused.keys() <= {n for n in range(900) if n % 3 != 2}
 
 
 async def test_concurrent_submits_share_calls_and_fail_alone(

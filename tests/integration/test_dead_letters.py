@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from tokenmill import Client, SyncClient
 from tokenmill.producer.cli_dead import register_dead
 from tokenmill.producer.dead import DeadLetters
+from tokenmill.producer.submit import Submission
 from tokenmill.scheduler.housekeeping import trim
-from tokenmill.shared.errors import QueueFull, UnknownJob
+from tokenmill.shared.errors import InvalidRequest, QueueFull, UnknownJob
 from tokenmill.shared.keys import Keys
 from tokenmill.shared.redis import connect
 from tokenmill.shared.script_types import Limits
@@ -211,6 +212,24 @@ async def test_the_blocking_client_does_the_same(shard, redis_server):
             return letter.id, mill.purge(None)
 
     assert await asyncio.to_thread(work) == (dead, 1)
+
+
+async def test_a_page_that_finds_no_room_says_so_whatever_else_is_wrong(
+    shard, mill, monkeypatch
+):
+    for _ in range(2):
+        await bury(shard, idempotency_key=None)
+    full = QueueFull("max_waiting_jobs: full", 1.0, "max_waiting_jobs")
+    other = InvalidRequest("tenant", "is odd")
+
+    async def refuse(self, jobs):
+        other.enqueued, other.refused = (), {0: other, 1: full}
+        raise other
+
+    monkeypatch.setattr(Submission, "enqueue", refuse)
+    with pytest.raises(QueueFull) as caught:
+        await mill.requeue(None)
+    assert caught.value.refused == {0: other, 1: full}
 
 
 # --- the command ------------------------------------------------------------

@@ -1,12 +1,16 @@
 """Connecting, judging the server, and errors by name; on both servers."""
 
+import re
+
 import pytest
 import redis.asyncio
 from redis import exceptions
 from support.servers import free_port, running
 
 from tokenmill.shared.errors import ConfigError, RedisUnavailable, RedisUnsuitable
-from tokenmill.shared.redis import connect, redact_url, translate
+from tokenmill.shared.redis import connect, redact_url, server_says, translate
+from tokenmill.shared.script_runner import broke_on_data
+from tokenmill.shared.script_sources import load_script
 from tokenmill.shared.server_check import check_server
 
 
@@ -192,3 +196,19 @@ def test_errors_of_the_library_become_ours(error, kind, word):
 def test_other_errors_pass_unchanged():
     with pytest.raises(KeyError), translate():
         raise KeyError("mine")
+
+
+def test_a_server_that_runs_a_long_script_is_waited_for():
+    error = exceptions.ResponseError("BUSY Redis is busy running a script.")
+    with pytest.raises(RedisUnavailable, match="long script"), translate():
+        raise error
+
+
+def test_what_scripts_take_for_a_refusal_of_the_server_is_one_here_too():
+    (line,) = re.findall("REFUSALS = {.*}", load_script("emit").source)
+    words = re.findall("[A-Z]{3,}", line.removeprefix("REFUSALS"))
+    assert len(words) >= 5
+    for word in words:
+        said = f"ERR user_script:12: {word} no. script: f_1"
+        assert server_says(said) == word
+        assert not broke_on_data(exceptions.ResponseError(said))

@@ -92,7 +92,7 @@ async def test_a_lane_with_enough_in_memory_is_left_out_and_that_is_told(redis_c
 async def test_resume_is_read_up_to_a_bound_that_no_lane_shares(
     redis_client, monkeypatch
 ):
-    monkeypatch.setattr("tokenmill.scheduler.waiting.MOST_JOBS", 2)
+    monkeypatch.setattr("tokenmill.scheduler.waiting.MOST_RESUMED_JOBS", 2)
     room = WaitingRoom()
     lanes = reader(redis_client, room)
     for number in range(3):

@@ -260,3 +260,18 @@ async def test_a_full_server_holds_an_end_back_with_its_last_delta(shard):
     assert await send() == (["written"], ["recorded"])
     entries = [entry for entry, _ in await shard.log(job_id)]
     assert entries == [f"{epoch}-0", f"{epoch}-1", f"{epoch}-2"]
+
+
+async def test_a_full_server_lets_jobs_be_cancelled_and_has_a_leader(shard):
+    running, epoch = await shard.run()
+    queued = await shard.enqueue()
+    await shard.client.config_set("maxmemory", 1)
+    try:
+        assert await shard.scripts.cancel(running) == "cancelling"
+        assert await shard.scripts.cancel(queued) == "cancelled"
+        await shard.scripts.release_scheduler("scheduler")
+        assert await shard.scripts.acquire_scheduler("another", 1000)
+    finally:
+        await shard.client.config_set("maxmemory", 0)
+    assert (await shard.scripts.job(running))["cancel"] == "1"
+    assert await shard.emit(running, epoch, 1, 0) == "cancelled"

@@ -114,3 +114,26 @@ async def test_a_caller_that_leaves_takes_nobody_along():
     assert await tasks[3] == ["d", "d"]
     await reads.close()
     assert [batch[0][1] for batch in server.sent] == ["a", "b", "d"]
+
+
+async def test_each_caller_raises_its_own_error():
+    server = Server()
+    server.error = RedisConnectionError("gone")
+    server.answers.set()
+    tasks = await asked(Reads(server), "a", "b", "c")
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {str(error) for error in ended} == {"gone"}
+    assert len({id(error) for error in ended}) == 3
+
+
+async def test_a_close_waits_for_what_goes_after_what_is_on_its_way():
+    server = Server()
+    reads = Reads(server)
+    tasks = [(await asked(reads, key))[0] for key in "abcd"]
+    closing = asyncio.create_task(reads.close())
+    await asyncio.sleep(0)
+    server.answers.set()
+    await closing
+    assert len(server.sent) == 3
+    assert not reads._tasks
+    assert await asyncio.gather(*tasks) == [[key, key] for key in "abcd"]

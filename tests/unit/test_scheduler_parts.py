@@ -10,7 +10,13 @@ from tokenmill.scheduler.dispatching import Dispatcher
 from tokenmill.scheduler.entries import Stream, lane_stream, parse_entry
 from tokenmill.scheduler.groups import view_of
 from tokenmill.scheduler.snapshot import WaitingJob
-from tokenmill.scheduler.waiting import CANDIDATES, MOST_JOBS, Ready, WaitingRoom
+from tokenmill.scheduler.waiting import (
+    CANDIDATES,
+    MOST_JOBS,
+    MOST_RESUMED_JOBS,
+    Ready,
+    WaitingRoom,
+)
 from tokenmill.shared.errors import ProtocolError
 from tokenmill.shared.keys import Keys
 from tokenmill.shared.messages import JobClass
@@ -138,7 +144,7 @@ def test_full_bulk_lanes_stop_nothing_else_from_being_read():
 
 def test_a_flood_through_resume_hides_nobody_and_stops_no_lane():
     room = WaitingRoom()
-    for i in range(MOST_JOBS):
+    for i in range(MOST_RESUMED_JOBS):
         room.add(resumed(f"flood{i}", job_class=JobClass.BULK))
     room.add(resumed("other", tenant="b"))
     room.add(resumed("cut", started=True, job_class=JobClass.BULK))

@@ -10,12 +10,17 @@ from tokenmill.shared.config import Config
 from tokenmill.shared.errors import RedisUnavailable
 
 
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
 class Leading(ShardScheduler):
     """Leads at once, until the first of its parts fails."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(None, "tiny:0", Config(), TokenizerThread())  # type: ignore[arg-type]
         self._error = error
+        self.leads = asyncio.Event()
         self._leadership.wait = self._won  # type: ignore[method-assign]
 
     async def _won(self, answered: object) -> int:
@@ -23,11 +28,15 @@ class Leading(ShardScheduler):
 
     async def _lead(self, fence: int) -> None:
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(asyncio.sleep(60))
+            parts.create_task(forever())
             parts.create_task(self._fail())
 
+    async def _stay(self, fence: int) -> None:
+        self.leads.set()
+        await forever()
+
     async def _fail(self) -> None:
-        await asyncio.sleep(0)
+        self.leads.set()
         raise self._error
 
 
@@ -40,14 +49,14 @@ async def test_a_lost_leadership_leaves_no_cancellation_behind() -> None:
     assert task.cancelling() == 0
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await asyncio.sleep(60)
+            await forever()
 
 
 async def test_a_leader_that_is_cancelled_ends() -> None:
     shard = Leading(RedisUnavailable("away"))
-    shard._fail = lambda: asyncio.sleep(60)  # type: ignore[method-assign]
+    shard._lead = shard._stay  # type: ignore[method-assign]
     running = asyncio.create_task(shard._once())
-    await asyncio.sleep(0.01)
+    await shard.leads.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

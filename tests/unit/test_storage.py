@@ -1,7 +1,7 @@
 """The store of large inputs: what is written is read, and nothing else is."""
 
 import asyncio
-import time
+import threading
 from pathlib import Path
 
 import msgspec
@@ -135,12 +135,16 @@ async def test_the_wait_for_a_turn_is_not_the_stores(tmp_path, monkeypatch) -> N
     monkeypatch.setattr("tokenmill.shared.storage._TIMEOUT_S", 0.5)
     store = Storage(f"file://{tmp_path}", max_bytes=10_000)
 
+    written: list[str] = []
+
     def slow(path: str, content: bytes) -> None:
-        time.sleep(0.1)
+        threading.Event().wait(0.1)
+        written.append(path)
 
     monkeypatch.setattr(store, "_write", slow)
     ref = ref_of("acme", TEXT, "text")
     await asyncio.gather(*(store.write(ref, TEXT) for _ in range(28)))  # 0.7 s
+    assert len(written) == 28
     store.close()
 
 
