@@ -14,7 +14,8 @@ recorded then, as with `full`, and neighbours are untouched."""
 DispatchStatus = Literal[
     "dispatched", "gone", "cancelled", "expired", "no_credit", "newer", "fenced"
 ]
-"""`gone`: not queued any more. `newer`: the group does not read its record. `fenced`: another scheduler is active."""
+"""`gone`: not queued any more. `newer`: the group does not read its record.
+`fenced`: another scheduler is active."""
 EmitStatus = Literal["written", "duplicate", "lost", "cancelled"]
 """`cancelled`: written, but the job is to be stopped."""
 FinishStatus = Literal["recorded", "duplicate", "lost"]
