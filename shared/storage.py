@@ -122,6 +122,13 @@ class Storage:
         """
         return await self._run(self._probe)
 
+    async def holds_inputs(self) -> bool:
+        """Whether inputs were ever stored here, as far as that can be told.
+
+        Where not, jobs that name one wait: a directory may not be mounted yet.
+        """
+        return await self._run(lambda: not self._lacks_mark())
+
     def close(self) -> None:
         """Ends the threads after their present work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -189,9 +196,12 @@ class Storage:
             )
         return content
 
+    def _lacks_mark(self) -> bool:
+        return _is_local(self._fs) and not self._fs.exists(f"{self._root}/{_MARK}")
+
     def _require_mounted(self) -> None:
         """An empty mount point is no store that lost its objects: jobs can wait."""
-        if _is_local(self._fs) and not self._fs.exists(f"{self._root}/{_MARK}"):
+        if self._lacks_mark():
             raise StorageUnavailable(
                 f"the store {self.url} holds no input of anyone here; is it mounted "
                 "on this host?"

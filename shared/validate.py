@@ -27,6 +27,7 @@ TENANT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}")
 IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,200}")
 """Printable ASCII without blanks."""
 
+_PAYLOAD_LIMIT: Final = "limits.max_payload_bytes"
 _INTEGERS: Final[dict[str, tuple[int, int]]] = {
     "logprobs": (0, 20),
     "n": (1, 16),
@@ -67,7 +68,10 @@ def validate_prompt(
             f"{shown(prompt.model)} cannot be a model's name; expected 1 to 96 "
             "letters, digits and . _ / -",
         )
-    _check_size(prompt, max_bytes or pool.max_payload_bytes)
+    if max_bytes is None or max_bytes <= pool.max_payload_bytes:
+        _check_size(prompt, pool.max_payload_bytes, _PAYLOAD_LIMIT)
+    else:
+        _check_size(prompt, max_bytes, "storage.max_input_bytes")
     _check_content(prompt.text, prompt.messages, card)
     _check_sampling(prompt.sampling, card)
     _check_queueing(prompt)
@@ -103,23 +107,23 @@ def check_payload(payload: bytes, limit: int) -> None:
         PayloadTooLarge: It is larger.
     """
     if len(payload) > limit:
-        raise _too_large("request", len(payload), limit)
+        raise _too_large("request", len(payload), limit, _PAYLOAD_LIMIT)
 
 
-def _check_size(prompt: Prompt, limit: int) -> None:
+def _check_size(prompt: Prompt, limit: int, setting: str) -> None:
     # Characters never outnumber UTF-8 bytes, so this refuses before any copy is made.
     field = "text" if prompt.messages is None else "messages"
     size = len(prompt.text or "")
     size += sum(len(m.content) for m in prompt.messages or ())
     if size > limit:
-        raise _too_large(field, size, limit)
+        raise _too_large(field, size, limit, setting)
 
 
-def _too_large(field: str, size: int, limit: int) -> PayloadTooLarge:
+def _too_large(field: str, size: int, limit: int, setting: str) -> PayloadTooLarge:
     return PayloadTooLarge(
         field,
         f"the request takes at least {size} bytes and the pool accepts {limit} "
-        "(limits.max_payload_bytes); shorten the text",
+        f"({setting}); shorten the text",
     )
 
 

@@ -23,6 +23,8 @@ _START_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 10.0
 _LOCK_WAIT_S: Final = 10.0
 """The server of a pool that was killed is given this long to end."""
+_SETTINGS: Final = "redis.conf"
+"""Private to this user: it has the password."""
 _PORT_TRIES: Final = 5
 _POLL_S: Final = 0.02
 
@@ -67,7 +69,8 @@ def _bundled() -> str | None:
 class EmbeddedRedis:
     """One server on this host, for this user, kept in a state directory.
 
-    Port and password stay the same when it is started again after a crash.
+    Port and password stay the same when it is started again, by a later process too:
+    whoever holds the address finds the pool there again.
 
     Args:
         state_dir: Where data, settings and log are kept.
@@ -78,8 +81,7 @@ class EmbeddedRedis:
         self._home = state_dir / "redis"
         self._lock = StateLock(state_dir, REDIS_LOCK_NAME)
         self._locked = False
-        self._password = secrets.token_urlsafe(24)
-        self._port = 0
+        self._port, self._password = _former_address(self._home / _SETTINGS)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -129,7 +131,7 @@ class EmbeddedRedis:
 
     async def _spawn(self) -> None:
         # The password stands in a private file: a command line is public.
-        settings = self._home / "redis.conf"
+        settings = self._home / _SETTINGS
         settings.touch(mode=0o600)
         settings.chmod(0o600)
         settings.write_text(self._settings(), encoding="utf-8")
@@ -216,6 +218,19 @@ class EmbeddedRedis:
         except FileNotFoundError:
             return ""
         return " | ".join(line.strip() for line in lines[-num_lines:] if line.strip())
+
+
+def _former_address(settings: Path) -> tuple[int, str]:
+    """Returns the port and password of the last start; new ones where none is known."""
+    try:
+        lines = settings.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, UnicodeDecodeError):
+        lines = []
+    found = dict(line.split(" ", 1) for line in lines if " " in line)
+    port, password = found.get("port", ""), found.get("requirepass", "")
+    if not (port.isdigit() and 0 < int(port) < 65536 and password):
+        return 0, secrets.token_urlsafe(24)
+    return int(port), password
 
 
 def _free_port() -> int:

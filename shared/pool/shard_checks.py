@@ -110,6 +110,8 @@ def _load(info: GroupInfo, counted: EngineCounters) -> Finding:
         f"free, {counted.num_running} of {info.max_running} running, "
         f"{counted.prefill_backlog} tokens to prefill, {counted.overruns} overruns"
     )
+    if info.serves != "any":
+        text += f"; serves {info.serves} prompts first"
     if not counted.overruns:
         return Finding("info", f"engine {info.group}", text)
     return Finding(

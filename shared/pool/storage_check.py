@@ -40,10 +40,18 @@ async def examine_storage(card: PoolCard | None, config: Config) -> Finding:
         most = config.storage.max_input_bytes
         store = await Storage.opened(url, max_bytes=most)
         await store.probe()
+        used = await store.holds_inputs()
     except StorageUnavailable as error:
         cure = "mount the directory or correct the address, and its credentials in the "
         return Finding("error", "storage", str(error), f"{cure}environment")
     finally:
         if store is not None:
             store.close()
+    if not used:
+        return Finding(
+            "info",
+            "storage",
+            f"{url}: writable from here and no input was ever stored in it; if some "
+            "were, it is not mounted on this host, and jobs that name them wait",
+        )
     return Finding("info", "storage", f"{url}: reachable and writable from here")
