@@ -144,8 +144,12 @@ async def test_a_stuck_worker_ends_also_where_redis_does_not_answer(
     env = {"TOKENMILL_WORKER_STEP_TIMEOUT_S": "1"}
     one = work(newest_redis.url, "--engine", "echo:60000", **env)
     await asyncio.to_thread(one.wait_ready)
-    await give(client)
-    await wait_until(lambda: client.hget(KEYS.group("w-test"), "credit_running"))
+    job = KEYS.job(await give(client))
+
+    async def started() -> bool:
+        return await client.hget(job, "state") == b"running"
+
+    await wait_until(started)
     newest_redis.process.send_signal(signal.SIGSTOP)
     try:
         assert await asyncio.to_thread(one.process.wait, 15) == 75
