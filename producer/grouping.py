@@ -11,10 +11,10 @@ from ..shared.script_types import EnqueueReply, NewJob
 if TYPE_CHECKING:
     from .session import Session
 
-_MOST_JOBS: Final = 200
-"""Jobs per call, as for lists of jobs."""
-_MOST_BYTES: Final = 1024 * 1024
-"""Payload per call, likewise, unless one job alone has more."""
+CALL_JOBS: Final = 200
+"""Jobs per call of the script: it blocks Redis for a few milliseconds at most."""
+CALL_BYTES: Final = 1024 * 1024
+"""Payload per call, for the same reason, unless one job alone has more."""
 
 _Waiting = list[tuple[NewJob, "asyncio.Future[EnqueueReply]"]]
 
@@ -93,7 +93,7 @@ def _calls(waiting: _Waiting) -> Iterator[_Waiting]:
     size = 0
     for one in waiting:
         size += len(one[0].payload)
-        if part and (len(part) >= _MOST_JOBS or size > _MOST_BYTES):
+        if part and (len(part) >= CALL_JOBS or size > CALL_BYTES):
             yield part
             part, size = [], len(one[0].payload)
         part.append(one)

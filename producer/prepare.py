@@ -70,14 +70,13 @@ def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
         sampling=prompt.sampling,
         control_tokens=prompt.control_tokens,
     )
-    payload, upload = encode(request), None
+    payload, upload, most_bytes = encode(request), None, pool.max_payload_bytes
     # Of what was asked for: whether it goes by the store may change before a retry.
     payload_hash = _fingerprint(payload)
     if has_store and len(payload) > pool.offload_bytes:
         request, upload = by_reference(request, prompt.tenant, pool.max_input_bytes)
-        payload = encode(request)
-    most_bytes = MOST_PAYLOAD_BYTES if upload else pool.max_payload_bytes
-    check_payload(payload, min(most_bytes, pool.max_payload_bytes))
+        payload, most_bytes = encode(request), min(MOST_PAYLOAD_BYTES, most_bytes)
+    check_payload(payload, most_bytes)
     unique = new_unique()
     key = prompt.idempotency_key
     partition = partition_of(prompt.tenant, key or unique, pool.partitions)

@@ -18,16 +18,12 @@ from ..shared.errors import (
 from ..shared.keys import JobId
 from ..shared.messages import PoolCard
 from ..shared.script_types import EnqueueReply, NewJob
+from .grouping import CALL_BYTES, CALL_JOBS
 from .job import Job
 from .session import Session
 
 WhenFull = Literal["raise", "wait"]
 WhenUnserved = Literal["refuse", "wait"]
-
-_BATCH_JOBS: Final = 200
-"""Jobs per call of the script: it blocks Redis for a few milliseconds at most."""
-_BATCH_BYTES: Final = 1024 * 1024
-"""Payload per call, for the same reason."""
 
 _LONGEST_RETRY_S: Final = 1.0
 """An ask costs little, and room may come long before the estimate says."""
@@ -217,7 +213,7 @@ def _batches(jobs: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     for index, job in jobs:
         shard, size = (job.id.model, job.id.partition), len(job.payload)
         batch = filling.setdefault(shard, [])
-        full = len(batch) >= _BATCH_JOBS or sizes.get(shard, 0) + size > _BATCH_BYTES
+        full = len(batch) >= CALL_JOBS or sizes.get(shard, 0) + size > CALL_BYTES
         if batch and full:
             yield batch
             batch = filling[shard] = []

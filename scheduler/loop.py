@@ -112,10 +112,6 @@ class PoolScheduler:
         if lost := sorted(self._shards.keys() - names):
             # A flush took the set; jobs of these shards may be enqueued at any time.
             await self._client.sadd(SHARDS, *lost)  # type: ignore[misc]
-        for shard in [name for name, task in self._shards.items() if task.done()]:
-            ended = self._shards.pop(shard)
-            error = "cancelled" if ended.cancelled() else repr(ended.exception())
-            _log.error("shard_ended", shard=shard, error=error)
         for shard in sorted(names - self._shards.keys()):
             scheduler = ShardScheduler(
                 self._client, shard, self._config, self._tokenizers
@@ -127,8 +123,8 @@ class PoolScheduler:
         """Lets shards whose task has ended be found anew; none ever should."""
         for shard, task in list(self._shards.items()):
             if task.done():
-                error = None if task.cancelled() else task.exception()
-                _log.error("shard_ended", shard=shard, error=repr(error))
+                error = "cancelled" if task.cancelled() else repr(task.exception())
+                _log.error("shard_ended", shard=shard, error=error)
                 del self._shards[shard]
 
     async def _drop(self, raw: bytes) -> None:
