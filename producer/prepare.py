@@ -1,29 +1,10 @@
-"""From a prompt to what `enqueue` takes: checked, encoded, with an id and a bucket."""
-
-import base64
-import datetime as dt
-import hashlib
-import os
-from typing import Final
+"""From what a caller gives to a prompt; how its job is made stands in `shared`."""
 
 from ..shared.decode import decode_prompt
 from ..shared.errors import InvalidBatch, InvalidRequest
-from ..shared.input_refs import MOST_PAYLOAD_BYTES
-from ..shared.keys import JobId, bucket_of, new_unique, partition_of
-from ..shared.messages import (
-    JobRequest,
-    ModelCard,
-    PoolCard,
-    Prompt,
-    encode,
-)
-from ..shared.script_types import NewJob
-from ..shared.validate import check_payload, validate_prompt
-from .by_reference import by_reference
-
-MESSAGE_TOKENS: Final = 6
-"""What a chat template adds around one message, roughly."""
-DEFAULT_BYTES_PER_TOKEN: Final = 3.5
+from ..shared.messages import Prompt
+from ..shared.new_job import estimate_tokens as estimate_tokens
+from ..shared.new_job import new_job as new_job
 
 
 def as_prompt(source: Prompt | str) -> Prompt:
@@ -41,69 +22,6 @@ def as_prompt(source: Prompt | str) -> Prompt:
     )
 
 
-def estimate_tokens(prompt: Prompt, card: ModelCard | None) -> int:
-    """Returns the likely number of prompt tokens, from bytes; at least 1."""
-    ratio = card.bytes_per_token if card else DEFAULT_BYTES_PER_TOKEN
-    messages = prompt.messages or ()
-    num_bytes = len((prompt.text or "").encode())
-    num_bytes += sum(len(m.content.encode()) for m in messages)
-    return max(1, round(num_bytes / max(ratio, 0.1)) + MESSAGE_TOKENS * len(messages))
-
-
-def new_job(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> NewJob:
-    """Checks a prompt and prepares its job.
-
-    Args:
-        prompt: A prompt whose types are right (`as_prompt`).
-        card: What a worker says of the model, when one ever did.
-        pool: The pool's settings.
-
-    Raises:
-        InvalidRequest: One field is wrong, or the whole is too large.
-    """
-    has_store = pool.storage_url is not None
-    most = max(pool.max_input_bytes, pool.max_payload_bytes) if has_store else None
-    validate_prompt(prompt, card, pool, most)
-    request = JobRequest(
-        text=prompt.text,
-        messages=prompt.messages,
-        sampling=prompt.sampling,
-        control_tokens=prompt.control_tokens,
-    )
-    payload, upload, most_bytes = encode(request), None, pool.max_payload_bytes
-    # Of what was asked for: whether it goes by the store may change before a retry.
-    payload_hash = _fingerprint(payload)
-    if has_store and len(payload) > pool.offload_bytes:
-        request, upload = by_reference(request, prompt.tenant, pool.max_input_bytes)
-        payload, most_bytes = encode(request), min(MOST_PAYLOAD_BYTES, most_bytes)
-    check_payload(payload, most_bytes)
-    unique = new_unique()
-    key = prompt.idempotency_key
-    partition = partition_of(prompt.tenant, key or unique, pool.partitions)
-    num_tokens = estimate_tokens(prompt, card)
-    seed = prompt.sampling.seed
-    return NewJob(
-        id=JobId(prompt.model, partition, unique),
-        payload=payload,
-        payload_hash=payload_hash,
-        job_class=prompt.job_class,
-        tenant=prompt.tenant,
-        priority=prompt.priority,
-        bucket=bucket_of(num_tokens, pool.buckets),
-        tokens=num_tokens,
-        max_tokens=prompt.sampling.max_tokens * prompt.sampling.n,
-        seed=_draw_seed() if seed is None else seed,
-        deadline_ms=_milliseconds(prompt.deadline_s),
-        delay_ms=_milliseconds(prompt.delay_s) or 0,
-        not_before_ms=_moment(prompt.not_before),
-        keep_ms=pool.retention_ms,
-        idempotency_key=key,
-        refuse_late=prompt.refuse_late,
-        v=request.v,
-        upload=upload,
-    )
-
-
 def raise_all(errors: dict[int, InvalidRequest]) -> None:
     """Reports every wrong prompt of a batch at once.
 
@@ -112,20 +30,3 @@ def raise_all(errors: dict[int, InvalidRequest]) -> None:
     """
     if errors:
         raise InvalidBatch(errors)
-
-
-def _draw_seed() -> int:
-    return int.from_bytes(os.urandom(8), "little") >> 1
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
-
-
-def _moment(time: dt.datetime | None) -> int | None:
-    return None if time is None else max(round(time.timestamp() * 1000), 0)
-
-
-def _fingerprint(payload: bytes) -> str:
-    """96 bits in 16 characters: it is kept with every job."""
-    return base64.b64encode(hashlib.blake2b(payload, digest_size=12).digest()).decode()

@@ -4,27 +4,33 @@ If this process is down, inference goes on; nothing here is waited for.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final, cast
 
 import arq
-import msgspec
 import redis.asyncio
 import structlog
-from arq.connections import ArqRedis
 from arq.worker import Worker
 
 from ..shared.config import Config
 from ..shared.errors import ProtocolError
 from ..shared.keys import JANITOR_QUEUE, Keys
+from ..shared.metrics.serving import shown
 from ..shared.redis import connect
 from ..shared.script_types import DEAD_MS
+from .arq_running import arq_options, keep_running, run_worker
 from .books import mend_books
+from .bulk.running import supervise_bulk
+from .history import Sampler
 from .housekeeping import forget_groups, mend_orphans, shards, trim
 from .old_inputs import remove_old
-from .outage import REDIS_ERRORS, Outage
+from .old_usage import remove_old_usage
+from .shown import RunGauges
+from .webhook_service import run_webhooks
+from .webhooks import Webhooks
 
 POLL_S: Final = 1.0
 """arq looks for due tasks this often; housekeeping is never urgent."""
@@ -34,6 +40,8 @@ MINUTES: Final = {0, 10, 20, 30, 40, 50}
 """When orphans are looked for: a scan of every key."""
 DEAD_FIELD: Final = "dead_ms"
 """Of arq's context: how long dead letters are kept."""
+USAGE_FIELD: Final = "usage_days"
+"""Likewise: days of usage that are kept."""
 _log = structlog.get_logger(__name__)
 
 
@@ -56,6 +64,13 @@ async def trim_streams(context: dict[str, object]) -> None:
             _tell("trimmed", keys, await trim(client, keys, dead_ms))
         except ProtocolError as error:
             _log.error("not_trimmed", shard=keys.shard, error=str(error))
+
+
+async def trim_usage(context: dict[str, object]) -> None:
+    """Removes what tenants have used long ago from every shard."""
+    client, days = _client(context), cast("int", context[USAGE_FIELD])
+    for keys in await shards(client):
+        _tell("usage_trimmed", keys, await remove_old_usage(client, keys, days))
 
 
 async def remove_groups(context: dict[str, object]) -> None:
@@ -91,20 +106,10 @@ def make_worker(url: str, config: Config) -> Worker:
         url: Redis of the pool.
         config: Its settings.
     """
-    client = connect(url, socket_timeout_s=config.redis.socket_timeout_s)
-    # msgpack, not pickle: what stands in Redis must not be able to run code here.
-    serializers = {
-        "job_serializer": msgspec.msgpack.encode,
-        "job_deserializer": msgspec.msgpack.decode,
-    }
-    pool = ArqRedis(
-        client.connection_pool,
-        default_queue_name=JANITOR_QUEUE,
-        **serializers,
-    )
     return Worker(
         cron_jobs=[
             arq.cron(trim_streams, minute={5, 35}, run_at_startup=True),
+            arq.cron(trim_usage, minute={25}, run_at_startup=True),
             arq.cron(remove_groups, second=30, run_at_startup=True),
             arq.cron(find_orphans, minute=MINUTES, run_at_startup=True),
             arq.cron(
@@ -115,8 +120,10 @@ def make_worker(url: str, config: Config) -> Worker:
             ),
         ],
         queue_name=JANITOR_QUEUE,
-        redis_pool=pool,
-        ctx={DEAD_FIELD: round(config.retention.dead_s * 1000)},
+        ctx={
+            DEAD_FIELD: round(config.retention.dead_s * 1000),
+            USAGE_FIELD: config.retention.usage_days,
+        },
         handle_signals=False,
         keep_result=0,
         max_tries=1,
@@ -124,50 +131,38 @@ def make_worker(url: str, config: Config) -> Worker:
         job_timeout=TASK_S,
         poll_delay=POLL_S,
         log_results=False,
-        **serializers,
+        **arq_options(url, config, JANITOR_QUEUE),
     )
 
 
 async def supervise(url: str, config: Config) -> None:
     """Runs arq, and starts it again with backoff when it ends, until cancelled."""
-    outage = Outage("janitor")
-    while True:
-        worker = make_worker(url, config)
-        try:
-            await worker.async_run()
-        except REDIS_ERRORS as error:
-            await outage.wait(error)
-        except Exception as error:  # noqa: BLE001 - arq may raise what it likes
-            _log.exception("janitor_failed")
-            await outage.wait(error)
-        finally:
-            await _close(worker)
-        if await _answers(url, config):
-            outage.over()
+
+    async def start() -> None:
+        await run_worker(make_worker(url, config))
+
+    await keep_running("janitor", url, config, start)
 
 
-async def _close(worker: Worker) -> None:
-    """Ends arq's tasks and connections; its own `close` stops at a cancelled task."""
-    tasks = [*worker.tasks.values()]
-    if worker.main_task is not None:
-        tasks.append(worker.main_task)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+@contextlib.asynccontextmanager
+async def _watched(url: str, config: Config) -> AsyncIterator[None]:
+    """Samples the pool's history and shows this process, apart from arq."""
+    client = connect(url, socket_timeout_s=config.redis.socket_timeout_s)
+    sampling = asyncio.create_task(Sampler(client).run(), name="history")
     try:
-        await worker.pool.delete(worker.health_check_key)
-    except REDIS_ERRORS as error:
-        _log.debug("health_key_left", error=str(error))
-    await worker.pool.aclose(close_connection_pool=True)
+        async with shown(client, config, "janitor", ask=RunGauges(client)):
+            yield
+    finally:
+        sampling.cancel()
+        await asyncio.gather(sampling, return_exceptions=True)
+        await client.aclose()
 
 
-async def _answers(url: str, config: Config) -> bool:
+async def _bulk(url: str, config: Config) -> None:
+    """Advances bulk runs; what their reader hears of is told to webhooks as well."""
     client = connect(url, socket_timeout_s=config.redis.socket_timeout_s)
     try:
-        return bool(await client.ping())
-    except REDIS_ERRORS as error:
-        _log.debug("redis_still_away", error=str(error))
-        return False
+        await supervise_bulk(url, config, (Webhooks(client).on_done,))
     finally:
         await client.aclose()
 
@@ -186,13 +181,20 @@ async def serve(url: str, config: Config) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     _log.info("janitor_started")
-    running = asyncio.create_task(supervise(url, config), name="arq")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if running.done():
-        running.result()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with _watched(url, config):
+        running = {
+            asyncio.create_task(supervise(url, config), name="arq"),
+            asyncio.create_task(_bulk(url, config), name="bulk"),
+            asyncio.create_task(run_webhooks(url, config), name="webhooks"),
+        }
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        done, _ = await asyncio.wait(
+            {*running, stopping}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+        for task in (*running, stopping):
+            task.cancel()
+        await asyncio.gather(*running, stopping, return_exceptions=True)
     _log.info("janitor_stopped")
     return 0

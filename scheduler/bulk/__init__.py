@@ -1,0 +1,1 @@
+"""Bulk runs: splitting, sending and joining what their items need, by arq tasks."""

@@ -1,0 +1,51 @@
+"""The bulk part of the janitor process: arq's worker and the teller, kept running."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from ...shared.config import Config
+from ...shared.redis import connect
+from ..arq_running import arq_options, keep_running, run_worker
+from ..events import Handler
+from .pool import BulkPool
+from .service import Teller, make_worker
+
+
+async def supervise_bulk(
+    url: str, config: Config, handlers: Sequence[Handler] = ()
+) -> None:
+    """Advances bulk runs until cancelled.
+
+    Args:
+        url: Redis of the pool.
+        config: Its settings.
+        handlers: Further handlers of terminal events.
+    """
+    client = connect(url, socket_timeout_s=config.redis.socket_timeout_s)
+    pool = BulkPool(client, config)
+    try:
+        await keep_running(
+            "bulk", url, config, partial(_run, url, config, pool, handlers)
+        )
+    finally:
+        pool.close()
+        await client.aclose()
+
+
+async def _run(
+    url: str, config: Config, pool: BulkPool, handlers: Sequence[Handler]
+) -> None:
+    worker = make_worker(pool, partial(arq_options, url, config))
+    tasks = (
+        asyncio.create_task(run_worker(worker), name="arq-bulk"),
+        asyncio.create_task(Teller(pool, worker.pool, handlers).run(), name="teller"),
+    )
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,188 @@
+"""arq's part of bulk runs, and the loop that tells it which runs have something to do.
+
+arq's sharp edges, and how they are met: a task in progress hides others only beyond the
+read limit, which is far above the number of tasks at once; only `Retry` runs a task
+again, so every pass ends with it while there is more to do; a task whose process was
+killed is held back until its mark expires, so that mark lives for seconds and is
+renewed while the task runs; nothing that must not be lost depends on arq: what is to do
+stands in the run, and the sweep finds it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import arq
+import redis.asyncio
+import structlog
+from arq.constants import in_progress_key_prefix
+from arq.cron import CronJob
+from arq.worker import Function, Retry, Worker
+
+from ...shared.bulk.keys import ALIVE, DIRTY, QUEUE, RUN_ID
+from ...shared.script_runner import text
+from ..events import PAUSE_S, DoneReader, Handler
+from ..outage import REDIS_ERRORS
+from .advance import advance
+from .events import on_done
+from .pool import BulkPool
+from .sweeping import sweep
+
+POOL_FIELD: Final = "bulk"
+"""Of arq's context: the `BulkPool`."""
+MAX_JOBS: Final = 8
+"""Runs advanced at once by one process."""
+POLL_S: Final = 0.2
+READ_LIMIT: Final = 1000
+"""Tasks that arq looks at in one poll."""
+IN_PROGRESS_S: Final = 5.0
+"""A task whose process was killed is taken up again after this long."""
+RENEW_S: Final = 1.5
+TASK_S: Final = 600
+"""Longest run of one task: the division of a document of many megabytes."""
+OUTAGE_S: Final = 1.0
+BROKEN_S: Final = 10.0
+"""After so long a run is tried again that Redis, or a fault of ours, broke off."""
+ALIVE_MS: Final = 30_000
+MOST_DIRTY: Final = 100
+"""Runs told to arq in one round."""
+TRIES: Final = 2**31
+"""Passes over a run have no limit; each is a try for arq."""
+SWEEP_SECONDS: Final = {0, 10, 20, 30, 40, 50}
+_log = structlog.get_logger(__name__)
+
+
+def task_id(run: str) -> str:
+    """Returns arq's job id of a run: fixed, so that it is queued once."""
+    return f"bulk:{run}"
+
+
+async def advance_run(context: dict[str, Any], run: str) -> None:
+    """Arq task: a pass over a run, and another one while there is more to do."""
+    pool = cast("BulkPool", context[POOL_FIELD])
+    if run in pool.busy:
+        return  # its mark expired while this very process was still at it
+    pool.busy.add(run)
+    renewing = asyncio.create_task(_renew(pool.client, str(context["job_id"])))
+    try:
+        pause_s = await _pass(pool, run)
+    finally:
+        renewing.cancel()
+        # What ended it early, an outage, is met by the pass itself.
+        await asyncio.gather(renewing, return_exceptions=True)
+        pool.busy.discard(run)
+    if pause_s is not None:
+        raise Retry(defer=pause_s or None)
+
+
+async def _pass(pool: BulkPool, run: str) -> float | None:
+    """One pass; an error ends it alone, and it is made again after a while."""
+    try:
+        return await advance(pool, run)
+    except REDIS_ERRORS as error:
+        _log.warning("bulk_run_interrupted", run=run, error=str(error))
+        return OUTAGE_S
+    except Exception:  # noqa: BLE001 - any other error would end the task for good
+        _log.exception("bulk_run_not_advanced", run=run)
+        return BROKEN_S
+
+
+async def _renew(client: "redis.asyncio.Redis", job_id: str) -> None:
+    while True:
+        await asyncio.sleep(RENEW_S)
+        key = f"{in_progress_key_prefix}{job_id}"
+        await client.pexpire(key, round(IN_PROGRESS_S * 1000))
+
+
+async def sweep_runs(context: dict[str, Any]) -> None:
+    """Arq task: see `sweep`."""
+    pool = cast("BulkPool", context[POOL_FIELD])
+    num_open = await sweep(pool)
+    _log.debug("bulk_swept", open_runs=num_open)
+
+
+def functions() -> Sequence[Function]:
+    """Returns the tasks that are enqueued."""
+    return (arq.func(advance_run, name="advance_run", max_tries=TRIES),)
+
+
+def crons() -> Sequence[CronJob]:
+    """Returns the tasks on a timetable."""
+    return (
+        arq.cron(
+            sweep_runs, second=SWEEP_SECONDS, run_at_startup=True, max_tries=TRIES
+        ),
+    )
+
+
+def make_worker(pool: BulkPool, connect: Callable[[str], dict[str, Any]]) -> Worker:
+    """Returns the arq worker of bulk runs.
+
+    Args:
+        pool: The process's view of the pool.
+        connect: Gives arq's connection and serializers for a queue's name.
+    """
+    worker = Worker(
+        functions=functions(),
+        cron_jobs=crons(),
+        queue_name=QUEUE,
+        ctx={POOL_FIELD: pool},
+        handle_signals=False,
+        keep_result=0,
+        max_jobs=MAX_JOBS,
+        job_timeout=TASK_S,
+        poll_delay=POLL_S,
+        queue_read_limit=READ_LIMIT,
+        log_results=False,
+        **connect(QUEUE),
+    )
+    worker.in_progress_timeout_s = IN_PROGRESS_S
+    return worker
+
+
+class Teller:
+    """Reads terminal events and tells arq which runs have something to do.
+
+    Args:
+        pool: The process's view of the pool.
+        arq_pool: arq's connection.
+        handlers: Further handlers of terminal events.
+    """
+
+    def __init__(
+        self, pool: BulkPool, arq_pool: "arq.ArqRedis", handlers: Sequence[Handler] = ()
+    ) -> None:
+        self._pool = pool
+        self._arq = arq_pool
+        self._reader = DoneReader(pool.client, (on_done(pool), *handlers))
+
+    async def run(self) -> None:
+        """Goes on until cancelled.
+
+        Raises:
+            RedisError: Redis did not answer; to be called again.
+        """
+        while True:
+            await self.step()
+            await asyncio.sleep(PAUSE_S)
+
+    async def step(self) -> int:
+        """One round.
+
+        Returns:
+            How many events were handled.
+        """
+        await self._pool.client.set(ALIVE, "1", px=ALIVE_MS)
+        num_events = await self._reader.step()
+        dirty = await cast(
+            "object",
+            self._pool.client.srandmember(DIRTY, MOST_DIRTY),  # type: ignore[misc]
+        )
+        for name in map(text, cast("list[bytes]", dirty)):
+            if not RUN_ID.fullmatch(name):
+                await cast("object", self._pool.client.srem(DIRTY, name))  # type: ignore[misc]
+                continue
+            await self._arq.enqueue_job(
+                "advance_run", name, _job_id=task_id(name), _queue_name=QUEUE
+            )
+        return num_events

@@ -1,0 +1,1 @@
+"""Bulk runs: what travels between driver and orchestrator, and where it stands."""
