@@ -1,0 +1,81 @@
+"""What a pool accepts, known before the first line is read."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...shared.bulk.messages import RunSpec
+from ...shared.errors import InvalidRequest
+from ...shared.messages import ModelCard, PoolCard, Prompt
+from ...shared.validate import validate_prompt
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A pool's limits and models."""
+
+    card: PoolCard
+    models: Mapping[str, ModelCard | None]
+    """Every model that is configured or was ever served."""
+
+    @property
+    def max_text_bytes(self) -> int:
+        """Of one prompt."""
+        with_store = self.card.max_input_bytes if self.card.storage_url else 0
+        return max(self.card.max_payload_bytes, with_store)
+
+    def max_context(self, model: str) -> int | None:
+        """Returns most tokens of prompt and output, where a worker has told."""
+        card = self.models.get(model)
+        return None if card is None else card.max_context
+
+    def check_model(self, model: str) -> None:
+        """Refuses a model of which this pool has never heard: it would wait for ever.
+
+        Raises:
+            InvalidRequest: It is not among those of the pool.
+        """
+        if self.models and model not in self.models:
+            raise InvalidRequest(
+                "model",
+                f"'{model[:96]}' is not known to this pool; it has "
+                f"{', '.join(sorted(self.models))}",
+            )
+
+    def check_spec(self, spec: RunSpec) -> None:
+        """Refuses a run that could not be done in this pool.
+
+        Raises:
+            InvalidRequest: A field is wrong; the message names it.
+        """
+        queued = Prompt(
+            "-", tenant=spec.tenant, priority=spec.priority, webhook=spec.webhook
+        )
+        validate_prompt(queued, None, self.card)
+        if spec.kind == "summarize" and spec.mode == "abstractive":
+            self.check_model(spec.model)
+
+    def check(self, prompt: Prompt) -> None:
+        """Refuses a prompt that could not run.
+
+        Raises:
+            InvalidRequest: A field is wrong, or the model is not of this pool.
+        """
+        self.check_model(prompt.model)
+        card = self.models.get(prompt.model)
+        validate_prompt(prompt, card, self.card, self.max_text_bytes)
+
+
+async def accepted_by(client: "Client") -> Accepted:
+    """Reads what a pool accepts.
+
+    Args:
+        client: An open client.
+    """
+    session = client.session
+    card = await session.patiently(session.view.pool)
+    models = {info.name: info.card for info in await client.models()}
+    return Accepted(card, models)

@@ -1,0 +1,45 @@
+"""Standard input as a file, so that it can be read again after a crash."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from .place import Place
+
+_CHUNK: Final = 1 << 20
+
+
+async def spool_stdin(place: Place) -> Path:
+    """Copies standard input to its end, and can be cancelled meanwhile.
+
+    Args:
+        place: The output beside which it is kept.
+
+    Returns:
+        The copy. Where standard input is empty and one was kept before, that one.
+    """
+    number = sys.stdin.fileno()
+    path = place.spooled.with_suffix(".new")
+    with path.open("wb") as file:
+        while chunk := await _read(number):
+            file.write(chunk)
+    if not path.stat().st_size and place.spooled.exists():
+        path.unlink()
+        return place.spooled
+    return path
+
+
+async def _read(number: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(number, ready.set)
+    except PermissionError:  # a regular file, which is always ready
+        return os.read(number, _CHUNK)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(number)
+    return os.read(number, _CHUNK)

@@ -1,0 +1,299 @@
+"""A bulk command from what it was asked to do, to its report."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ...shared.bulk.messages import RunSpec
+from ...shared.bulk.store import RunStore
+from ...shared.errors import BulkRunConflict, RedisUnavailable, UnknownRun
+from ..cli_output import print_note
+from ..client import Client
+from .accepted import Accepted, accepted_by
+from .answers import RequestForm
+from .documents import DocumentReader, FileSource, is_lines
+from .driver import BulkDriver
+from .finishing import finish, prepare_retry
+from .flow import Progress, Report, Source
+from .identity import Identity, identify
+from .index import RETRIED, Index
+from .line_source import LineSource
+from .opening import Begun, begin, opened, recorded
+from .place import Place
+from .requests import RequestReader
+from .sink import FileSink
+from .stdin import spool_stdin
+from .summaries import SummaryForm
+
+PATIENCE_S: Final = 300.0
+"""How long an outage of Redis is waited out: longer than any restart."""
+STANDARD: Final = "-"
+"""Standard input, or output."""
+_CANCEL_S: Final = 5.0
+"""How long a command that leaves waits for its run to be cancelled."""
+_LINE: Final = 64 * 1024 * 1024
+"""Lines are counted in pieces of so many bytes."""
+
+OnProgress = Callable[[Progress], None]
+Copy = Callable[[bytes], None]
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command was asked to do."""
+
+    source: str
+    """A path, or `-`."""
+    output: str
+    """A path, or `-`."""
+    spec: RunSpec
+    ordered: bool = False
+    restart: bool = False
+    reach: "Reach"
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pool is reached."""
+
+    url: str | None = None
+    patience_s: float = PATIENCE_S
+    keep_ms: int
+    """How long a run's keys stay in Redis after it was last touched."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command came to its end."""
+
+    report: Report
+    output: str
+    was_finished: bool = False
+    """The output was there and whole before."""
+    others: int = 0
+    """Files of other kinds in a directory, which were passed over."""
+
+
+async def work_off(work: Work, on_progress: OnProgress) -> Ended:
+    """Does what a command was asked to do, or what is left of it.
+
+    Args:
+        work: What to do.
+        on_progress: Called about twice a second.
+
+    Raises:
+        BulkRunConflict: The output belongs to other options or input, or is in use.
+        BulkOutputFailed: The output cannot be written.
+        InvalidRequest: The input cannot be read.
+        RedisUnavailable: Redis did not answer for longer than the patience.
+    """
+    if work.output == STANDARD:
+        return await _to_stdout(work, on_progress)
+    place = Place(Path(work.output))
+    with opened(place, restart=work.restart) as index:
+        return await _in_place(work, place, index, on_progress)
+
+
+async def _to_stdout(work: Work, on_progress: OnProgress) -> Ended:
+    """Nothing stays: lines cannot be taken back, so such a run cannot go on later."""
+    with tempfile.TemporaryDirectory(prefix="tokenmill-bulk-") as directory:
+        place = Place(Path(directory) / "output.jsonl")
+        copy = None if work.ordered else _write_out
+        with opened(place) as index:
+            try:
+                ended = await _in_place(work, place, index, on_progress, copy)
+            except BaseException:
+                await _cancel(work.reach, index)
+                raise
+        if copy is None and place.output.exists():
+            with place.output.open("rb") as lines:
+                for line in lines:
+                    sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        return ended
+
+
+def _write_out(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+async def _cancel(reach: Reach, index: Index) -> None:
+    """Takes a run out of the pool whose outcomes nobody will collect."""
+    begun = recorded(index)
+    if begun is None:
+        return
+    try:
+        async with asyncio.timeout(_CANCEL_S), Client(reach.url) as mill:
+            await RunStore(mill.session.redis, begun.run).cancel()
+    except (RedisUnavailable, UnknownRun, TimeoutError) as error:
+        print_note(f"run {begun.run} was not cancelled: {error or 'no answer in time'}")
+
+
+async def _in_place(
+    work: Work,
+    place: Place,
+    index: Index,
+    on_progress: OnProgress,
+    copy: Copy | None = None,
+) -> Ended:
+    path = Path(work.source)
+    if work.source == STANDARD:
+        path = await spool_stdin(place)
+    in_lines = _in_lines(work.spec, work.source)
+    known = index.fact("source", Identity)
+    source = identify(path, known, max_line=_LINE if in_lines else None)
+    found = recorded(index)
+    if found is not None and found.is_finished:
+        begun = _begin(work, place, index, source, path)
+        report = _report_of(begun, index)
+    else:
+        # Before anything is recorded: what this pool refuses is not begun.
+        async with Client(work.reach.url, patience_s=work.reach.patience_s) as mill:
+            accepted = await accepted_by(mill)
+            accepted.check_spec(work.spec)
+            begun = _begin(work, place, index, source, path)
+            drive = Drive(mill, accepted, begun, work.reach.keep_ms, on_progress)
+            report = await drive.to_its_end(place, index, copy)
+    return Ended(
+        report=report,
+        output=work.output,
+        was_finished=found is not None and found.is_finished,
+        others=source.others,
+    )
+
+
+def _begin(
+    work: Work, place: Place, index: Index, source: Identity, path: Path
+) -> Begun:
+    begun = begin(
+        place,
+        index,
+        spec=work.spec,
+        ordered=work.ordered,
+        source=source,
+        restart=work.restart,
+    )
+    if work.source == STANDARD:
+        path = path.replace(place.spooled)
+    in_lines = _in_lines(work.spec, work.source)
+    index.set_facts(input=str(path.absolute()), in_lines=in_lines)
+    return begun
+
+
+async def retry_failed(output: str, reach: Reach, on_progress: OnProgress) -> Ended:
+    """Runs what failed again, and puts its lines in the place of those that say so.
+
+    Args:
+        output: The path of an output that a bulk command wrote.
+        reach: How the pool is reached.
+        on_progress: Called about twice a second.
+
+    Raises:
+        BulkRunConflict: It is not such an output, or input or output were changed.
+    """
+    place = Place(Path(output))
+    if not place.index.exists():
+        raise _no_index(output)
+    with opened(place) as index:
+        begun, source = recorded(index), index.fact("source", Identity)
+        path = index.fact("input", str)
+        if begun is None or source is None or path is None:
+            raise _no_index(output)
+        in_lines = bool(index.fact("in_lines", bool))
+        now = identify(Path(path), source, max_line=_LINE if in_lines else None)
+        if not now.is_same(source):
+            raise BulkRunConflict(
+                f"{path} was changed since {output} was written, so it cannot be said "
+                "which items failed; begin again with --restart"
+            )
+        if not prepare_retry(place, index, ordered=begun.ordered):
+            return Ended(
+                report=_report_of(begun, index),
+                output=output,
+                was_finished=begun.is_finished,
+            )
+        async with Client(reach.url, patience_s=reach.patience_s) as mill:
+            accepted = await accepted_by(mill)
+            drive = Drive(mill, accepted, begun, reach.keep_ms, on_progress)
+            report = await drive.to_its_end(place, index)
+        return Ended(report=report, output=output)
+
+
+def _no_index(output: str) -> BulkRunConflict:
+    return BulkRunConflict(
+        f"{output} has no index beside it ({Place(Path(output)).sidecar.name}); it was "
+        "written by something else, or the index was removed"
+    )
+
+
+class Drive(msgspec.Struct, frozen=True):
+    """A run that is to be driven to its end."""
+
+    mill: Client
+    accepted: Accepted
+    begun: Begun
+    keep_ms: int
+    on_progress: OnProgress
+
+    async def to_its_end(
+        self, place: Place, index: Index, copy: Copy | None = None
+    ) -> Report:
+        """Drives it, and makes the output of what was written.
+
+        Args:
+            place: The output.
+            index: Its index.
+            copy: Is given every line that is written.
+        """
+        spec = self.begun.spec
+        form = RequestForm(self.begun.run) if spec.kind == "run" else SummaryForm()
+        sink = FileSink(place, index, form, copy)
+        driver = BulkDriver(
+            self.mill,
+            _source(spec, index, self.accepted),
+            sink,
+            spec,
+            run_id=self.begun.run,
+            reopen=True,
+            on_progress=self.on_progress,
+            keep_ms=self.keep_ms,
+        )
+        try:
+            report = await driver.run()
+        finally:
+            sink.close()
+        if report.state == "complete":
+            finish(place, index, ordered=self.begun.ordered)
+        return report
+
+
+def _in_lines(spec: RunSpec, source: str) -> bool:
+    return spec.kind == "run" or source == STANDARD or is_lines(Path(source))
+
+
+def _source(spec: RunSpec, index: Index, accepted: Accepted) -> Source:
+    path = Path(index.fact("input", str) or "")
+    identity = index.fact("source", Identity)
+    total = None if identity is None else identity.items
+    if spec.kind == "run":
+        return LineSource(path, index, RequestReader(accepted, spec.model), total)
+    if index.fact("in_lines", bool):
+        return LineSource(path, index, DocumentReader(), total)
+    return FileSource(path, index, total)
+
+
+def _report_of(begun: Begun, index: Index) -> Report:
+    """What an output says that was there before."""
+    counts = index.counts()
+    return Report(
+        run=begun.run,
+        state="complete",
+        total=sum(counts.values()),
+        succeeded=counts.get("succeeded", 0),
+        failed=sum(counts.get(state, 0) for state in RETRIED),
+        refused=counts.get("refused", 0),
+        seconds=0.0,
+    )

@@ -1,0 +1,209 @@
+"""`tokenmill bulk run`: files of requests in both forms, against a real pool."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.bulk_pool import (
+    BulkPool,
+    assert_answered,
+    read_lines,
+    request,
+    write_lines,
+)
+
+pytest_plugins = "support.bulk_fixture"
+
+CHAT = {
+    "custom_id": "chat",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {
+        "model": "echo",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 8,
+    },
+}
+COMPLETION = {
+    "custom_id": "text",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"model": "echo", "prompt": "hello there", "max_tokens": 5},
+}
+
+
+def test_both_forms_are_answered_in_kind(pool: BulkPool, tmp_path: Path) -> None:
+    source = write_lines(
+        tmp_path / "in.jsonl", [CHAT, COMPLETION, request(7), request(8, n=2)]
+    )
+    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--ordered")
+    assert ran.code == 0, ran.err
+    chat, completion, simple, choices = read_lines(tmp_path / "out.jsonl")
+    assert (chat["custom_id"], chat["error"]) == ("chat", None)
+    assert chat["response"]["status_code"] == 200
+    body = chat["response"]["body"]
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "user: hi",
+        "refusal": None,
+    }
+    assert body["usage"]["completion_tokens"] == 8
+    body = completion["response"]["body"]
+    assert (body["object"], body["choices"][0]["text"]) == ("text_completion", "hello")
+    assert simple["id"] == 7
+    assert (simple["text"], simple["finish_reason"]) == ("000007", "length")
+    assert [choice["text"] for choice in choices["choices"]] == ["000008", "000008"]
+
+
+def test_a_bad_line_is_an_error_line_and_the_file_goes_on(
+    pool: BulkPool, tmp_path: Path
+) -> None:
+    unsupported = {**CHAT, "custom_id": "tools"}
+    unsupported["body"] = {**CHAT["body"], "tools": [{"type": "function"}]}
+    bad = {
+        2: (b"{broken", "line", None),
+        4: ({"id": "no prompt"}, "prompt", "no prompt"),
+        5: (b'{"id": "\xff", "prompt": "a"}', "line", None),
+        6: ({"id": 0, "prompt": "again"}, "id", 0),
+        7: (unsupported, "tools", "tools"),
+        8: (request(1, tempratur=1), "options.tempratur", 1),
+        9: ({"id": "long", "prompt": "x" * 5_000_000}, "prompt", "long"),
+        10: ({"id": "m", "prompt": "a", "options": {"model": "none"}}, None, "m"),
+        11: (request(2, temperature=9), "options.temperature", 2),
+    }
+    lines: list[object] = [request(0), *(line for line, _, _ in bad.values())]
+    lines.insert(2, b"")  # a blank line is no item, and counts as a line
+    source = write_lines(tmp_path / "in.jsonl", [*lines, request(9)])
+    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--json")
+    assert ran.code == 3
+    assert json.loads(ran.err.splitlines()[-1])["error"]["code"] == "items_failed"
+    assert ran.report["succeeded"] == 2
+    assert ran.report["refused"] == len(bad)
+    rows = read_lines(tmp_path / "out.jsonl")
+    assert sorted(row["text"] for row in rows if "text" in row) == ["000000", "000009"]
+    wrong = {row["error"]["line"]: row for row in rows if row.get("error")}
+    assert wrong.keys() == bad.keys()
+    for number, (_, field, name) in bad.items():
+        row = wrong[number]
+        assert row.get("id") == name or row.get("custom_id") == name
+        found = row["error"].get("field") or row["error"].get("param")
+        assert found == (field or "options.model"), row
+    assert wrong[7]["response"]["status_code"] == 400
+
+
+def test_gzip_and_standard_streams(pool: BulkPool, tmp_path: Path) -> None:
+    requests = [request(number) for number in range(50)]
+    packed = write_lines(tmp_path / "in.gz", requests)
+    odd_name = packed.rename(tmp_path / "in.data")  # gzip is told by its first bytes
+    assert pool.run(odd_name, "-o", tmp_path / "out.jsonl.gz").code == 0
+    assert (tmp_path / "out.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
+    assert_answered(tmp_path / "out.jsonl.gz", 50)
+    given = odd_name.read_bytes()
+    args = ("run", "-", "--model", "echo", "--quiet", "-o")
+    piped = pool.process(*args, "-", given=given)
+    assert piped.code == 0, piped.err
+    (tmp_path / "piped").write_text(piped.out)
+    assert_answered(tmp_path / "piped", 50)
+    ordered = pool.process(*args, "-", "--ordered", given=given)
+    ids = [json.loads(line)["id"] for line in ordered.out.splitlines()]
+    assert ids == list(range(50))
+    assert pool.process(*args, tmp_path / "kept.jsonl", given=given).code == 0
+    assert_answered(tmp_path / "kept.jsonl", 50)
+
+
+def test_damaged_gzip_ends_the_file_where_it_breaks(
+    pool: BulkPool, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.gz", [request(n) for n in range(4000)])
+    source.write_bytes(source.read_bytes()[:-1000])
+    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "damaged")
+    assert ran.code == 4
+    assert "cannot be read beyond line" in ran.err
+    partial = read_lines(tmp_path / "out.jsonl.partial")
+    assert len({row["id"] for row in partial}) == len(partial) > 1000
+
+
+def test_the_same_command_again_says_that_all_is_done(
+    pool: BulkPool, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [request(0), request(1)])
+    output = tmp_path / "out.jsonl"
+    first = pool.run(source, "-o", output, "--json")
+    written = output.read_bytes()
+    again = pool.run(source, "-o", output, "--json")
+    assert (first.code, again.code) == (0, 0)
+    assert again.report["run"] == first.report["run"]
+    assert "complete before" in pool.run(source, "-o", output).err
+    assert output.read_bytes() == written
+    assert not output.with_name("out.jsonl.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tenant", "other"), "tenant was 'default' and is 'other'"),
+        (("--ordered",), "ordered was False and is True"),
+    ],
+)
+def test_other_options_are_refused_by_name(
+    pool: BulkPool, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [request(0)])
+    output = tmp_path / "out.jsonl"
+    pool.run(source, "-o", output)
+    ran = pool.run(source, "-o", output, *options)
+    assert ran.code == 18
+    assert said in ran.err
+    assert "--restart" in ran.err
+    assert pool.run(source, "-o", output, *options, "--restart").code == 0
+
+
+def test_a_changed_input_and_a_strange_output_are_refused(
+    pool: BulkPool, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [request(0)])
+    output = tmp_path / "out.jsonl"
+    pool.run(source, "-o", output)
+    write_lines(source, [request(1)])
+    ran = pool.run(source, "-o", output)
+    assert ran.code == 18
+    assert "the input was of" in ran.err
+    write_lines(source, [request(0)])  # the time of change alone is no change
+    assert pool.run(source, "-o", output).code == 0
+    strange = write_lines(tmp_path / "strange.jsonl", [])
+    ran = pool.run(source, "-o", strange)
+    assert ran.code == 18
+    assert "nothing says how it was made" in ran.err
+    assert not (tmp_path / "strange.jsonl.run").exists()
+
+
+def test_a_second_command_on_one_output_is_refused(
+    pool: BulkPool, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    write_lines(source, [request(number) for number in range(1000)])
+    output = tmp_path / "out.jsonl"
+    first = pool.start("run", source, "-o", output, "--model", "echo", "--json")
+    assert first.stdout is not None
+    first.stdout.readline()  # it has begun, and its first progress is there
+    second = pool.run(source, "-o", output)
+    assert second.code == 18
+    assert "another command is writing" in second.err
+    assert first.wait(60) == 0
+    first.stdout.close()
+    assert first.stderr is not None
+    first.stderr.close()
+    assert_answered(output, 1000)
+
+
+def test_what_the_pool_refuses_is_not_begun(pool: BulkPool, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [request(0)])
+    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "a b")
+    assert ran.code == 4
+    assert "tenant" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    assert pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "ab").code == 0
+    unwritable = pool.run(source, "-o", tmp_path / "none" / "out.jsonl")
+    assert unwritable.code == 74
+    assert pool.run(tmp_path / "none", "-o", tmp_path / "o.jsonl").code == 4

@@ -1,0 +1,70 @@
+"""Lines of an input: bounded, numbered, packed or not."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tokenmill.producer.bulk.identity import identify
+from tokenmill.producer.bulk.reading import RawLine, read_lines
+from tokenmill.shared.errors import InputUnreadable, InvalidRequest
+
+
+def lines(path: Path, data: bytes, most: int = 100) -> list[RawLine]:
+    path.write_bytes(data)
+    return list(read_lines(path, most))
+
+
+def test_lines_are_numbered_and_blank_ones_are_none(tmp_path: Path) -> None:
+    found = lines(tmp_path / "in", b"\xef\xbb\xbfa\n\n  \r\n b\r\nlast")
+    assert [(line.number, line.data) for line in found] == [
+        (1, b"a"),
+        (4, b"b"),
+        (5, b"last"),
+    ]
+
+
+@pytest.mark.parametrize("size", [99, 100, 101, 102, 1000, 100_000])
+def test_a_long_line_is_passed_over_and_measured(tmp_path: Path, size: int) -> None:
+    found = lines(tmp_path / "in", b"a\n" + b"x" * size + b"\nb\n")
+    assert [line.number for line in found] == [1, 2, 3]
+    assert found[1].length == size + 1
+    assert len(found[1].data) == (size if size <= 100 else 0)
+    assert found[2].data == b"b"
+
+
+def test_gzip_is_told_by_its_first_bytes(tmp_path: Path) -> None:
+    data = gzip.compress(b"a\nb\n") + gzip.compress(b"c\n")
+    found = lines(tmp_path / "in.jsonl", data)
+    assert [line.data for line in found] == [b"a", b"b", b"c"]
+    assert [line.data for line in lines(tmp_path / "x.gz", b"plain\n")] == [b"plain"]
+
+
+def test_a_damaged_file_gives_what_comes_before(tmp_path: Path) -> None:
+    packed = gzip.compress(b"".join(b"%d\n" % n for n in range(20_000)))
+    path = tmp_path / "in.gz"
+    path.write_bytes(packed[:-500])
+    seen: list[RawLine] = []
+    with pytest.raises(InputUnreadable, match="beyond line"):
+        seen.extend(read_lines(path, 100))
+    assert len(seen) > 1000
+    with pytest.raises(InvalidRequest, match="No such file"):
+        list(read_lines(tmp_path / "none", 100))
+
+
+def test_an_input_is_known_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"a\n\nb\n")
+    first = identify(path, None, max_line=100)
+    assert first.items == 2
+    assert identify(path, first, max_line=100) is first
+    path.write_bytes(b"a\n\nb\n")
+    same = identify(path, first, max_line=100)
+    assert same.is_same(first)
+    assert same.stamp != first.stamp
+    path.write_bytes(b"a\n\nc\n")
+    assert not identify(path, first, max_line=100).is_same(first)
+    path.write_bytes(gzip.compress(b"a\n" * 9)[:-9])
+    assert identify(path, None, max_line=100).items is None
