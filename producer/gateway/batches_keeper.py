@@ -1,0 +1,216 @@
+"""Finds batches that nobody works on, and works on them."""
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from ...shared.connection import state_dir
+from ...shared.errors import TokenmillError
+from ...shared.file_keys import OPEN_BATCHES
+from ...shared.webhooks import WebhookEvent, announce
+from .batches_lease import BatchLease, LeaseLost, batch_records, claim
+from .batches_models import BatchObject, BatchRecord
+from .batches_scratch import Scratch
+from .batches_work import BatchWork
+
+if TYPE_CHECKING:
+    from .context import Gateway
+
+MOST_DRIVEN: Final = 16
+"""Batches that one gateway works on at a time; the others wait."""
+_LOOK_S: Final = 2.0
+"""Time between two looks for batches of a gateway that is gone."""
+_NEW_MS: Final = 60_000
+"""A batch is named among the open ones before it has a record."""
+_AGAIN_S: Final = (1.0, 60.0)
+"""First and longest wait before a batch whose work broke off is taken again."""
+_log = structlog.get_logger(__name__)
+
+
+class BatchKeeper:
+    """Works on batches for as long as the gateway runs.
+
+    Args:
+        owner: The gateway.
+    """
+
+    def __init__(self, owner: "Gateway") -> None:
+        self._owner = owner
+        self._driver = secrets.token_hex(8)
+        self._new = asyncio.Event()
+        self._leases: dict[str, BatchLease] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._again: dict[str, tuple[float, float]] = {}
+        """Batch -> when it may be taken again, and the wait after that."""
+
+    def look(self, batch_id: str | None = None) -> None:
+        """Takes notice of a new batch, or of what was asked for one."""
+        lease = self._leases.get(batch_id or "")
+        if lease is not None:
+            lease.look()
+        self._new.set()
+
+    async def run(self) -> None:
+        """Works on batches until it is cancelled; others go on with them then."""
+        parent = state_dir(self._owner.config) / "batches"
+        self._scratch = await asyncio.to_thread(Scratch, parent)
+        try:
+            while True:
+                self._new.clear()
+                await self._take()
+                await _wait(self._new, _LOOK_S)
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._scratch.remove)
+
+    async def _take(self) -> None:
+        """Begins work on what is open and free, tenants with little first."""
+        free = [record for record in await self._open() if self._is_free(record)]
+        busy = [lease.record.tenant for lease in self._leases.values()]
+        free.sort(key=lambda r: (busy.count(r.tenant), r.created_ms))
+        for record in free:
+            if len(self._tasks) >= MOST_DRIVEN:
+                return
+            lease = await claim(
+                self._owner.client.session, record.id, self._driver, self._lease_ms
+            )
+            if lease is not None:
+                self._begin(lease)
+
+    async def _open(self) -> list[BatchRecord]:
+        session = self._owner.client.session
+        (flat,) = await session.read(("ZRANGE", OPEN_BATCHES, 0, -1, "WITHSCORES"))
+        ids = {
+            raw.decode(): float(at)
+            for raw, at in zip(flat[::2], flat[1::2], strict=True)
+        }
+        records = batch_records(session)
+        found: list[BatchRecord] = []
+        for batch_id, at_ms in ids.items():
+            if batch_id in self._tasks:
+                continue
+            record = await records.get(batch_id)
+            if record is not None:
+                found.append(record)
+            elif await records.now_ms() - at_ms > _NEW_MS:
+                await self._owner.redis.zrem(OPEN_BATCHES, batch_id)
+        return found
+
+    def _is_free(self, record: BatchRecord) -> bool:
+        at, _ = self._again.get(record.id, (0.0, 0.0))
+        return time.monotonic() >= at
+
+    @property
+    def _lease_ms(self) -> int:
+        return round(self._owner.config.gateway.batch_lease_s * 1000)
+
+    def _begin(self, lease: BatchLease) -> None:
+        batch_id = lease.record.id
+        _log.info("batch_begun", batch=batch_id, status=lease.record.status)
+        self._leases[batch_id] = lease
+        task = asyncio.create_task(self._drive(lease), name=f"batch {batch_id}")
+        self._tasks[batch_id] = task
+        task.add_done_callback(lambda _: self._done(batch_id))
+
+    def _done(self, batch_id: str) -> None:
+        del self._tasks[batch_id], self._leases[batch_id]
+        self._new.set()
+
+    async def _drive(self, lease: BatchLease) -> None:
+        batch_id = lease.record.id
+        try:
+            await self._work(lease)
+            self._again.pop(batch_id, None)
+        except LeaseLost:
+            _log.warning("batch_lost", batch=batch_id)
+        except asyncio.CancelledError:
+            await self._release(lease)
+            raise
+        except TokenmillError as error:
+            self._put_off(batch_id, error.code, str(error))
+            await self._release(lease)
+        except Exception as error:  # noqa: BLE001 - one batch stops no other
+            _log.exception("batch_broke_off", batch=batch_id)
+            self._put_off(batch_id, "internal_error", type(error).__name__)
+            await self._release(lease)
+
+    async def _work(self, lease: BatchLease) -> None:
+        if not lease.record.has_ended:
+            working = asyncio.create_task(
+                BatchWork(self._owner, lease, self._scratch.path).run()
+            )
+            await _until_either(working, asyncio.create_task(lease.keep()))
+            record = lease.record
+            _log.info(
+                "batch_ended",
+                batch=record.id,
+                status=record.status,
+                completed=record.completed,
+                failed=record.failed,
+                total=record.total,
+            )
+        await self._conclude(lease.record)
+
+    async def _conclude(self, record: BatchRecord) -> None:
+        """Tells who asked for it, and takes the batch off the list of open ones."""
+        redis, session = self._owner.redis, self._owner.client.session
+        url = record.webhook
+        if url is not None:
+            event = WebhookEvent(
+                id=f"batch/{record.id}",
+                type=f"batch.{record.status}",
+                data={"id": record.id, "tenant": record.tenant, "batch": _told(record)},
+            )
+            await session.patiently(lambda: announce(redis, url, event))
+        await session.patiently(lambda: redis.zrem(OPEN_BATCHES, record.id))
+
+    def _put_off(self, batch_id: str, code: str, why: str) -> None:
+        first, longest = _AGAIN_S
+        _, wait_s = self._again.get(batch_id, (0.0, first))
+        self._again[batch_id] = (time.monotonic() + wait_s, min(2 * wait_s, longest))
+        _log.warning(
+            "batch_put_off", batch=batch_id, code=code, why=why, again_in_s=wait_s
+        )
+
+    async def _release(self, lease: BatchLease) -> None:
+        try:
+            async with asyncio.timeout(2.0):
+                await lease.release()
+        except (TokenmillError, TimeoutError) as error:
+            # Its time runs out by itself.
+            _log.info("lease_not_released", batch=lease.record.id, why=str(error))
+
+
+def _told(record: BatchRecord) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(BatchObject.of(record))
+    return shown
+
+
+async def _until_either(
+    work: "asyncio.Task[None]", keeping: "asyncio.Task[None]"
+) -> None:
+    """Waits for the work; ends it when the lease is lost."""
+    tasks = (work, keeping)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

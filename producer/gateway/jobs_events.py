@@ -1,0 +1,67 @@
+"""A job's stream as events that can be gone on with from any of them."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ...shared.errors import JobFailed
+from ...shared.messages import Delta, encode
+from .sse import Source, event
+
+if TYPE_CHECKING:
+    from ..job import Job
+    from ..stream import TokenStream
+    from .context import Gateway
+    from .jobs_cursor import Cursor
+
+_RETRY: Final = b"retry: 1000\n\n"
+"""Milliseconds after which a browser comes back."""
+
+
+async def job_events(
+    owner: "Gateway",
+    job: "Job",
+    cursor: "Cursor",
+    *,
+    from_offset: int = 0,
+    cancel_on_leave: bool = False,
+) -> Source:
+    """Yields a job's deltas, then its end.
+
+    Args:
+        owner: The gateway.
+        job: Whose output.
+        cursor: What the client has had; it moves on.
+        from_offset: Deltas are left out that lie wholly before this token.
+        cancel_on_leave: Cancel the job when the client leaves before its end.
+    """
+    yield _RETRY
+    stream = job.stream(positions=cursor.positions)
+    try:
+        async for delta in _until_failed(stream):
+            event_id = cursor.advance(delta)
+            if delta.offset + len(delta.token_ids) > from_offset or _ends(delta):
+                told = msgspec.structs.replace(delta, end=None)
+                yield event(encode(told), id=event_id)
+        assert stream.end is not None
+        yield event(encode(stream.end), id=cursor.end(), kind="end")
+    finally:
+        await stream.aclose()
+        # A gateway that goes away is no client that leaves: another one serves on.
+        is_ours = owner.draining.is_set() or owner.leaving.is_set()
+        if cancel_on_leave and stream.end is None and not is_ours:
+            await job.cancel()
+
+
+async def _until_failed(stream: "TokenStream") -> AsyncIterator[Delta]:
+    """The deltas; how the job ended stands in `stream.end`, well or not."""
+    try:
+        async for delta in stream:
+            yield delta
+    except JobFailed:
+        return
+
+
+def _ends(delta: Delta) -> bool:
+    return delta.finish_reason is not None
