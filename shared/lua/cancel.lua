@@ -14,6 +14,8 @@
 --     11 entry     stream   that holds the job's entry (any key when none does)
 --      then seven: job hash, in string, ids string, out string, tok stream,
 --      wake channel, idem string (the job hash again when it has none)
+--     19 usage     hash     what tenants have used, by day; who names 18 keys, as before
+--                           there was one, leaves its name to us
 -- ARGV 1 id, 2 owner, 3 stream of the entry, both as last read, 4 JSON JobResult,
 --      5 JSON Delta with `end`
 -- Returns cancelled, cancelling, a terminal state that was reached before, unknown, or
@@ -23,11 +25,12 @@
 --include load
 --include lanes
 --include credit
+--include usage
 --include ending
 local AT = 12
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'tenant', 'tokens', 'bytes',
-  'entry', 'entry_key', unpack(CREDIT_FIELDS),
+  'entry', 'entry_key', 'webhook', unpack(CREDIT_FIELDS),
 }
 local WAITING = { queued = true, delayed = true, retrying = true }
 local id, now, credit = ARGV[1], now_ms(), new_credit()
@@ -65,6 +68,7 @@ conclude(AT, id, job, now, {
   state = 'cancelled', result = ARGV[4], finale = ARGV[5], done_key = KEYS[6],
 })
 save_load(KEYS[4], now)
+save_usage(KEYS[19] or string.sub(KEYS[4], 1, -5) .. 'usage', now)
 if job.state == 'dispatched' then
   redis.call('PUBLISH', KEYS[7], 'room')
 end

@@ -14,6 +14,8 @@
 --      q:<class>:<bucket>:<lane>     stream  its lane
 --      idem:<tenant>:<key>           string  `<job id> <payload hash>`; where the job
 --                                            has no idempotency key: job:<id> again
+--      and, where a job has a webhook, at last:
+--      webhooks  zset  job id with a webhook that is not settled -> ms of its enqueue
 -- ARGV 1 number of jobs; then two for each job: its facts, a JSON object, and its
 --      payload, a JSON JobRequest. The facts, with the defaults of those that may be
 --      left out:
@@ -34,6 +36,7 @@
 --       keep_ms          ms that results and logs stay after the end; an hour
 --       idempotency_key  1 to 200 printable ASCII characters without blanks; none
 --       refuse_late      true: refuse the job if it cannot meet its deadline; false
+--       webhook          http(s) address that is told of the end; none
 --       v                lowest schema version whose readers understand the job; 1
 -- Returns four for each job: status, job id, ms (or ''), detail (or '').
 --      queued     recorded
@@ -54,11 +57,13 @@ local MOST_TOLD = 4 -- jobs that the bell names, so that they are fetched at onc
 local DEFAULT_KEEP_MS = 3600000 -- not stored: readers take it where there is none
 local count = tonumber(ARGV[1] or '')
 if not count or #ARGV ~= 1 + count * WIDTH
-  or #KEYS ~= KEYS_HEAD + count * KEYS_WIDTH then
+  or (#KEYS ~= KEYS_HEAD + count * KEYS_WIDTH
+    and #KEYS ~= KEYS_HEAD + count * KEYS_WIDTH + 1) then
   return redis.error_reply(
     'ERR tokenmill enqueue: expected a number, 8 keys, and 2 arguments and 4 keys a job'
   )
 end
+local hooks = KEYS[KEYS_HEAD + count * KEYS_WIDTH + 1]
 local now = now_ms()
 local shard = shard_of(string.sub(KEYS[1], 1, -5))
 local limits = read_limits(KEYS[7], KEYS[8], KEYS[1], now)
@@ -127,6 +132,7 @@ local function record(job, k, payload, entry)
   add('keep_ms', job.keep_ms, DEFAULT_KEEP_MS)
   add('idem', job.idem, '')
   add('priority', job.priority, 0)
+  add('webhook', job.webhook, '')
   add('v', job.v, 1)
   redis.call('HSET', KEYS[k + 1], unpack(fields))
   redis.call('SET', KEYS[k + 2], payload)
@@ -141,6 +147,9 @@ local function record(job, k, payload, entry)
     arrivals[#arrivals + 1] = job.class .. ':' .. job.id
     lanes[job.class .. ':' .. job.bucket .. ':' .. job.lane] = true
   end
+  if job.webhook ~= '' then
+    redis.pcall('ZADD', hooks, now, job.id)
+  end
   recent[#recent + 1] = now
   recent[#recent + 1] = job.id
 end
@@ -148,7 +157,7 @@ end
 local function enqueue(i)
   local k, payload = KEYS_HEAD + (i - 1) * KEYS_WIDTH, ARGV[1 + i * WIDTH]
   local job, wrong = facts_of(ARGV[i * WIDTH], payload, shard, now)
-  wrong = wrong or wrong_keys(job, shard, k) or wrong_size(limits, job)
+  wrong = wrong or wrong_keys(job, shard, k, hooks) or wrong_size(limits, job)
   if wrong then
     return 'invalid', job and job.id or '', '', wrong
   end

@@ -8,6 +8,7 @@
 --      6 dlq       stream   dead letters, trimmed
 --      7 bell      channel  to the scheduler
 --      8 group     hash     gets the job's credit back
+--      9 usage     hash     what tenants have used, by day
 --      then seven: job hash, in string, ids string, out string, tok stream,
 --      wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 group, 2 id, 3 epoch, 4 JSON JobError, 5 delay in ms, 6 most attempts,
@@ -19,11 +20,12 @@
 --include record
 --include load
 --include credit
+--include usage
 --include ending
-local AT = 9
+local AT = 10
 local FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'keep_ms', 'idem', 'deadline', 'tenant',
-  'tokens', 'bytes', 'attempts', unpack(CREDIT_FIELDS),
+  'tokens', 'bytes', 'attempts', 'webhook', unpack(CREDIT_FIELDS),
 }
 local id, now, credit = ARGV[2], now_ms(), new_credit()
 local job = read_job(KEYS[AT], FIELDS)
@@ -59,6 +61,7 @@ else
   if not cancelled then
     bury(KEYS[6], id, 'attempts', ARGV[4])
   end
+  save_usage(KEYS[9], now)
 end
 give_back(credit, job)
 save_credit(KEYS[8], credit, 1)

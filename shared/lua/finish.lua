@@ -7,6 +7,7 @@
 --      5 bell      channel  to the scheduler
 --      6 group     hash     gets the job's credit back
 --      7 work      stream   the group's work
+--      8 usage     hash     what tenants have used, by day
 --      then seven for each job: job hash, in string, ids string, out string,
 --      tok stream, wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 group, 2 number of jobs; then seven for each: id, epoch, seq of the end
@@ -19,11 +20,12 @@
 --include clock
 --include record
 --include credit
+--include usage
 --include ending
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 7, 7, 7
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 7, 8, 7
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'tenant', 'entry',
-  unpack(CREDIT_FIELDS),
+  'webhook', unpack(CREDIT_FIELDS),
 }
 local ENDINGS = { succeeded = true, failed = true, cancelled = true, expired = true }
 local group, now, replies, credit = ARGV[1], now_ms(), {}, new_credit()
@@ -72,6 +74,7 @@ for i = 1, tonumber(ARGV[2]) do
 end
 if credit.all.running > 0 then
   save_credit(KEYS[6], credit, 1)
+  save_usage(KEYS[8], now)
   if redis.call('HEXISTS', KEYS[3], 'jobs') == 1 then
     redis.call('PUBLISH', KEYS[5], 'room')
   end

@@ -12,6 +12,7 @@
 --      8 dlq       stream   dead letters, trimmed
 --      9 bell      channel  to the scheduler
 --     10 resume    stream   where redelivered jobs go, read first
+--     11 usage     hash     what tenants have used, by day
 --      then nine for each job: job hash, in string, ids string, out string,
 --      tok stream, wake channel, idem string (the job hash again when it has none),
 --      group hash of its owner, stream of its entry (the job hash where there is none)
@@ -29,9 +30,10 @@
 --include load
 --include lanes
 --include credit
+--include usage
 --include ending
 --include requeue
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 5, 7, 10, 9
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 5, 7, 11, 9
 local WAITING = { queued = true, delayed = true, retrying = true }
 local ACTIVE = { dispatched = true, running = true }
 local most_alone, most_starts = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -209,6 +211,7 @@ for i = 1, tonumber(ARGV[5]) do
 end
 if moved then
   save_load(KEYS[5], now)
+  save_usage(KEYS[11], now)
   redis.call('PUBLISH', KEYS[9], 'reap')
 end
 return replies

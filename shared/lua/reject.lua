@@ -7,6 +7,7 @@
 --      5 done      stream   terminal events, trimmed
 --      6 resume    stream   redelivered jobs
 --      7 entry     stream   that holds the job's entry
+--      8 usage     hash     what tenants have used, by day
 --      then seven: job hash, in string, ids string, out string, tok stream,
 --      wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 fence, 2 id, 3 state (failed or expired), 4 stream of the entry as last read,
@@ -17,11 +18,12 @@
 --include record
 --include load
 --include lanes
+--include usage
 --include ending
-local AT = 8
+local AT = 9
 local FIELDS = {
   'state', 'epoch', 'owner', 'keep_ms', 'idem', 'deadline', 'class', 'tenant',
-  'tokens', 'bytes', 'entry', 'entry_key',
+  'tokens', 'bytes', 'entry', 'entry_key', 'webhook',
 }
 if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then
   return 'fenced'
@@ -46,4 +48,5 @@ conclude(AT, id, job, now, {
   done_key = KEYS[5],
 })
 save_load(KEYS[3], now)
+save_usage(KEYS[8], now)
 return 'rejected'

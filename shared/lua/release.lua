@@ -8,6 +8,7 @@
 --      6 group     hash     gets the jobs' credit back
 --      7 work      stream   the group's work
 --      8 resume    stream   where the jobs go, read first
+--      9 usage     hash     what tenants have used, by day
 --      then seven for each job: job hash, in string, ids string, out string,
 --      tok stream, wake channel, idem string (the job hash again when it has none)
 -- ARGV 1 group, 2 number of jobs; then four for each: id, epoch, result and end marker
@@ -17,9 +18,10 @@
 --include record
 --include load
 --include credit
+--include usage
 --include ending
 --include requeue
-local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 4, 8, 7
+local HEAD, WIDTH, KEYS_HEAD, KEYS_WIDTH = 2, 4, 9, 7
 local group, now, replies, credit = ARGV[1], now_ms(), {}, new_credit()
 
 local function release(a, k)
@@ -57,6 +59,7 @@ end
 if credit.all.running > 0 then
   save_credit(KEYS[6], credit, 1)
   save_load(KEYS[3], now)
+  save_usage(KEYS[9], now)
   redis.call('PUBLISH', KEYS[5], 'release')
 end
 return replies

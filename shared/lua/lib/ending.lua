@@ -1,4 +1,4 @@
--- How a job ends, is fenced off, or goes back to the queue.
+-- How a job ends, is fenced off, or goes back to the queue. Needs usage.lua before it.
 --
 -- A job's own keys always stand in this order from KEYS[at]:
 --   +0 job hash   +1 in string   +2 ids string   +3 out string
@@ -50,6 +50,7 @@ end
 local function conclude(at, id, job, now, ending)
   local keep, epoch = keep_of(job), next_epoch(job)
   local log_id, marked = ending.log_id, nil
+  count_usage(at, job, ending)
   if log_id then
     marked = redis.pcall('XADD', KEYS[at + 4], 'NOMKSTREAM', log_id, 'd', ending.finale)
   end
@@ -77,10 +78,15 @@ local function conclude(at, id, job, now, ending)
   if job.idem ~= '' then
     redis.call('PEXPIRE', KEYS[at + 6], keep)
   end
-  redis.pcall(
-    'XADD', ending.done_key, 'MAXLEN', '~', DONE_LENGTH, '*',
+  local event = {
     'id', id, 'state', ending.state, 'class', job.class, 'tenant', job.tenant,
-    'owner', ending.owner or ending.told_by or ''
+    'owner', ending.owner or ending.told_by or '',
+  }
+  if job.webhook ~= '' then
+    event[#event + 1], event[#event + 2] = 'webhook', '1'
+  end
+  redis.pcall(
+    'XADD', ending.done_key, 'MAXLEN', '~', DONE_LENGTH, '*', unpack(event)
   )
   redis.call('PUBLISH', KEYS[at + 5], ending.finale)
 end

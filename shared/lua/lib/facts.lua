@@ -8,7 +8,7 @@ local KNOWN = {
   id = true, hash = true, class = true, tenant = true, priority = true, bucket = true,
   lane = true, tokens = true, max_tokens = true, seed = true, deadline_ms = true,
   delay_ms = true, not_before_ms = true, keep_ms = true, idempotency_key = true,
-  refuse_late = true, v = true,
+  refuse_late = true, webhook = true, v = true,
 }
 
 local function whole(value, least, most)
@@ -57,6 +57,9 @@ local function wrong_words(f)
       .. 'without blanks'
   elseif not is_text(f.seed, '^%d+$', 19) or (#f.seed == 19 and f.seed > MOST_SEED) then
     return 'seed: expected text of digits, 0 to 2^63 - 1'
+  elseif f.webhook ~= '' and not is_text(f.webhook, '^https?://[!-~]+$', 2048) then
+    return 'webhook: expected an address that begins with http:// or https://, of at '
+      .. 'most 2048 printable ASCII characters without blanks'
   elseif type(f.refuse_late) ~= 'boolean' then
     return 'refuse_late: expected true or false'
   end
@@ -128,7 +131,7 @@ local function facts_of(text, payload, shard, now)
   f.class, f.tenant = f.class or 'interactive', f.tenant or 'default'
   f.priority, f.delay_ms = f.priority or 0, f.delay_ms or 0
   f.keep_ms, f.v = f.keep_ms or 3600000, f.v or 1
-  f.idem = f.idempotency_key or ''
+  f.idem, f.webhook = f.idempotency_key or '', f.webhook or ''
   if f.refuse_late == nil then
     f.refuse_late = false
   end
@@ -136,7 +139,8 @@ local function facts_of(text, payload, shard, now)
   return f, wrong_words(f) or wrong_numbers(f) or wrong_times(f, now)
 end
 
-local function wrong_keys(f, shard, k)
+-- `hooks` is the name of the last key where one follows those of the jobs.
+local function wrong_keys(f, shard, k, hooks)
   local prefix, id = shard.prefix, f.id
   local lane = f.class .. ':' .. f.bucket .. ':' .. f.lane
   if KEYS[k + 1] ~= prefix .. 'job:' .. id or KEYS[k + 2] ~= prefix .. 'in:' .. id then
@@ -146,6 +150,8 @@ local function wrong_keys(f, shard, k)
   elseif KEYS[k + 4] ~= (f.idem == '' and KEYS[k + 1]
       or prefix .. 'idem:' .. f.tenant .. ':' .. f.idem) then
     return 'keys: expected idem:<tenant>:<key>, or job:<id> again without a key'
+  elseif f.webhook ~= '' and hooks ~= prefix .. 'webhooks' then
+    return 'keys: expected webhooks of this shard after those of the jobs'
   end
   return nil
 end

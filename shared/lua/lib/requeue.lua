@@ -3,7 +3,7 @@ local REQUEUE_FIELDS = {
   'state', 'epoch', 'owner', 'cancel', 'tenant', 'tokens', 'max_tokens', 'priority',
   'deadline', 'bytes', 'bucket', 'keep_ms', 'idem', 'entry', 'entry_key', 'attempts',
   'lease_losses', 'alone_losses', 'start_losses', 'lost', 'enqueued_ms',
-  'first_ms',
+  'first_ms', 'webhook',
   unpack(CREDIT_FIELDS),
 }
 

@@ -1,0 +1,120 @@
+"""The deliveries of webhooks in the janitor process: arq's worker, kept running."""
+
+import asyncio
+from functools import partial
+from typing import Final, cast
+
+import arq
+import redis.asyncio
+import structlog
+from arq.worker import Worker
+
+from ..shared.config import Config
+from ..shared.webhook_keys import QUEUE
+from .arq_running import arq_options, keep_running, run_worker
+from .outage import REDIS_ERRORS
+from .webhook_delivery import Deliverer
+from .webhook_transport import Poster
+from .webhooks import TASK, Webhooks
+
+POLL_S: Final = 0.25
+"""arq looks for due deliveries this often."""
+MOST_AT_ONCE: Final = 48
+MARGIN_S: Final = 5.0
+"""Of a task, beside the attempt itself: what it reads and writes in Redis."""
+BLOCK_MS: Final = 2000
+"""How long is waited for an announcement; below any sensible socket time-out."""
+REDIS_WAIT_S: Final = 1.0
+BROKEN_WAIT_S: Final = 60.0
+"""Before the next try after Redis failed, or we did."""
+DELIVERER: Final = "deliverer"
+"""Of arq's context."""
+_log = structlog.get_logger(__name__)
+
+
+async def deliver(context: dict[str, object], event_id: str) -> None:
+    """A task of arq: one attempt.
+
+    Raises:
+        arq.Retry: It is to be tried again.
+    """
+    deliverer = cast("Deliverer", context[DELIVERER])
+    try:
+        wait_s = await deliverer.attempt(event_id)
+    except REDIS_ERRORS as error:
+        _log.warning("webhook_not_noted", event_id=event_id, error=str(error))
+        wait_s = REDIS_WAIT_S
+    except Exception:  # noqa: BLE001 - arq would take any other error for the end
+        _log.exception("webhook_broken", event_id=event_id)
+        wait_s = BROKEN_WAIT_S
+    if wait_s is not None:
+        raise arq.Retry(defer=wait_s)
+
+
+async def sweep_webhooks(context: dict[str, object]) -> None:
+    """A task of arq: see `Webhooks.sweep`."""
+    found = await Webhooks(cast("redis.asyncio.Redis", context["redis"])).sweep()
+    if found:
+        _log.info("webhooks_found_late", webhooks=found)
+
+
+def make_worker(url: str, config: Config, poster: Poster) -> Worker:
+    """Returns the arq worker that delivers.
+
+    Args:
+        url: Redis of the pool.
+        config: Its settings.
+        poster: Sends webhooks.
+    """
+    options = arq_options(url, config, QUEUE)
+    deliverer = Deliverer(options["redis_pool"], config.webhooks, poster)
+    return Worker(
+        functions=[arq.func(deliver, name=TASK)],
+        cron_jobs=[arq.cron(sweep_webhooks, second=15, run_at_startup=True)],
+        queue_name=QUEUE,
+        ctx={DELIVERER: deliverer},
+        handle_signals=False,
+        keep_result=0,
+        max_tries=1_000_000,  # attempts are counted in the delivery's record
+        max_jobs=MOST_AT_ONCE,
+        job_timeout=config.webhooks.timeout_s + MARGIN_S,
+        poll_delay=POLL_S,
+        log_results=False,
+        **options,
+    )
+
+
+async def run_webhooks(url: str, config: Config) -> None:
+    """Delivers webhooks until cancelled.
+
+    Args:
+        url: Redis of the pool.
+        config: Its settings.
+    """
+    await keep_running("webhooks", url, config, partial(_run, url, config))
+
+
+async def _run(url: str, config: Config) -> None:
+    """Takes announcements and delivers, until one of both fails."""
+    settings = config.webhooks
+    poster = Poster(timeout_s=settings.timeout_s, allow_private=settings.allow_private)
+    async with poster:
+        worker = make_worker(url, config, poster)
+        tasks = (
+            asyncio.create_task(_take(worker.pool), name="webhooks-announced"),
+            asyncio.create_task(run_worker(worker), name="arq-webhooks"),
+        )
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _take(client: "redis.asyncio.Redis") -> None:
+    hooks = Webhooks(client)
+    while True:
+        await hooks.take_announced(BLOCK_MS)

@@ -1,0 +1,143 @@
+"""Webhooks in the janitor: what is to be told goes to an arq queue of its own.
+
+Its own, since a receiver that hangs must not hold up housekeeping, and since arq takes
+up what a killed process left only after the longest task of its queue. A delivery has
+the fixed arq id `webhook:<event id>`, so that it is queued once however often it is
+noticed: by the event of a job's end, by an announcement, by the sweep that is the truth
+where events were missed.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import msgspec
+import redis.asyncio
+import structlog
+from arq.connections import ArqRedis
+
+from ..shared.keys import Keys
+from ..shared.lifecycle import TERMINAL
+from ..shared.script_runner import text
+from ..shared.webhook_keys import ANNOUNCED, OPEN, QUEUE
+from .events import DoneEvent
+from .housekeeping import now_ms, shards
+from .webhook_records import KEEP_MS, Records
+
+TASK: Final = "deliver_webhook"
+"""Name of arq's task that makes one attempt."""
+TOGETHER: Final = 16
+"""Deliveries queued at a time: each takes three round trips."""
+COUNT: Final = 200
+"""Announcements, or jobs of the sweep, looked at together."""
+OVERDUE_MS: Final = 30_000
+"""The sweep looks at what should have been delivered for this long."""
+_log = structlog.get_logger(__name__)
+
+
+class Webhooks:
+    """Queues deliveries.
+
+    Args:
+        client: Redis.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self._client = client
+        self._arq = ArqRedis(
+            client.connection_pool,
+            default_queue_name=QUEUE,
+            # Not pickle: what stands in Redis must not be able to run code here.
+            job_serializer=msgspec.msgpack.encode,
+            job_deserializer=msgspec.msgpack.decode,
+        )
+        self._records = Records(client)
+
+    async def on_done(self, _keys: Keys, events: Sequence[DoneEvent]) -> None:
+        """Handles terminal events of a shard: a handler of `events.DoneReader`."""
+        await self.queue([event.id for event in events if event.has_webhook])
+
+    async def queue(self, event_ids: Sequence[str]) -> None:
+        """Queues deliveries that are not queued."""
+        for start in range(0, len(event_ids), TOGETHER):
+            page = event_ids[start : start + TOGETHER]
+            await asyncio.gather(*map(self._queue, page))
+
+    async def _queue(self, event_id: str) -> None:
+        await self._arq.enqueue_job(
+            TASK,
+            event_id,
+            _job_id=f"webhook:{event_id}",
+            _expires=KEEP_MS / 1000,
+        )
+
+    async def take_announced(self, block_ms: int | None = None) -> int:
+        """Takes what was announced; how much there was.
+
+        An entry is removed once its delivery is queued.
+
+        Args:
+            block_ms: How long to wait for the first; None does not wait.
+        """
+        reply = await self._client.xread({ANNOUNCED: "0"}, COUNT, block_ms)
+        rows = cast(
+            "list[tuple[bytes, dict[bytes, bytes]]]", reply[0][1] if reply else []
+        )
+        for entry, fields in rows:
+            named = {text(name): text(value) for name, value in fields.items()}
+            event_id = named.get("id", "")
+            if named.get("again"):
+                await self._records.open_again(event_id)
+            elif {"url", "type", "data"} <= named.keys():
+                told = {name: named[name] for name in ("url", "type", "data")}
+                tenant = _tenant(named["data"])
+                await self._records.open(event_id, {**told, "tenant": tenant})
+            else:
+                _log.error("webhook_not_understood", entry=text(entry))
+                event_id = ""
+            await self.queue([event_id] if event_id else [])
+            await self._client.xdel(ANNOUNCED, entry)
+        return len(rows)
+
+    async def sweep(self) -> int:
+        """Queues what should be delivered and is not queued; how much that may be."""
+        late_ms = await now_ms(self._client) - OVERDUE_MS
+        names = await self._client.zrangebyscore(OPEN, "-inf", late_ms)
+        overdue = [text(name) for name in names]
+        await self.queue(overdue)
+        found = len(overdue)
+        for keys in await shards(self._client):
+            found += await self._sweep_jobs(keys, late_ms)
+        return found
+
+    async def _sweep_jobs(self, keys: Keys, late_ms: int) -> int:
+        """Jobs of a shard that have ended, and whose event nobody acted on."""
+        found, start = 0, 0
+        while True:
+            names = await self._client.zrangebyscore(
+                keys.webhooks, "-inf", late_ms, start, COUNT
+            )
+            job_ids = [text(name) for name in names]
+            pipe = self._client.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hget(keys.job(job_id), "state")
+            states = await pipe.execute(raise_on_error=False) if job_ids else []
+            # Also those without a record: that is said once, and they are let go.
+            ended = [
+                job_id
+                for job_id, state in zip(job_ids, states, strict=True)
+                if state is None or text(state) in TERMINAL
+            ]
+            await self.queue(ended)
+            found += len(ended)
+            if len(job_ids) < COUNT:
+                return found
+            start += COUNT
+
+
+def _tenant(data: str) -> str:
+    try:
+        tenant = msgspec.json.decode(data, type=dict[str, Any]).get("tenant")
+    except msgspec.MsgspecError:
+        return ""
+    return tenant if isinstance(tenant, str) else ""

@@ -1,0 +1,236 @@
+"""Webhooks in the janitor: noticed in several ways, delivered at least once."""
+
+import asyncio
+import contextlib
+import ssl
+
+import httpx
+import pytest
+import redis.asyncio
+from support.receiver import receiving
+from support.shard_client import KEYS, Shard
+from support.waiting import wait_until
+
+from tokenmill import Client, SyncClient
+from tokenmill.scheduler import webhooks as webhooks_module
+from tokenmill.scheduler.events import DoneReader
+from tokenmill.scheduler.webhook_service import run_webhooks
+from tokenmill.scheduler.webhooks import Webhooks
+from tokenmill.shared.config import Config, WebhooksConfig
+from tokenmill.shared.errors import InvalidRequest, UnknownJob
+from tokenmill.shared.webhook_keys import ANNOUNCED, OPEN, QUEUE, delivery_key
+from tokenmill.shared.webhooks import MOST_EVENT_BYTES, WebhookEvent, announce, verify
+
+SECRET = "a secret of sixteen"
+CONFIG = Config(webhooks=WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=5))
+TRUSTED = ssl.create_default_context()
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch):
+    """Reading the system's certificates takes longer than all else here."""
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda: TRUSTED)
+
+
+@pytest.fixture
+async def client(newest_redis):
+    client = redis.asyncio.Redis.from_url(newest_redis.url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def serving(url):
+    """The janitor's part: it delivers, and hears of ends of jobs."""
+    client = redis.asyncio.Redis.from_url(url)
+    reader = DoneReader(client, (Webhooks(client).on_done,))
+
+    async def hear():
+        while True:
+            await reader.step()
+
+    tasks = [
+        asyncio.create_task(run_webhooks(url, CONFIG)),
+        asyncio.create_task(hear()),
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.aclose()
+
+
+def came(receiver, count):
+    return wait_until(lambda: len(receiver.requests) >= count, what=f"{count} webhooks")
+
+
+async def settled(client, event_id, state="delivered"):
+    async def is_so():
+        return await client.hget(delivery_key(event_id), "state") == state.encode()
+
+    await wait_until(is_so, what=f"{event_id} {state}")
+
+
+async def forgotten(client):
+    return not await client.exists(KEYS.webhooks, OPEN, QUEUE)
+
+
+async def test_the_end_of_a_job_is_delivered_once(client, newest_redis):
+    shard = await Shard(client).open("g1")
+    async with receiving() as receiver, serving(newest_redis.url):
+        plain = await shard.enqueue()
+        job_id = await shard.enqueue(webhook=receiver.url())
+        for name in (plain, job_id):
+            assert await shard.scripts.cancel(name) == "cancelled"
+        await came(receiver, 1)
+        await settled(client, job_id)
+        await wait_until(lambda: forgotten(client), what="nothing left to be done")
+    assert receiver.ids == [job_id]
+    # Nothing of it stays for ever, and nothing is pickled.
+    async for name in client.scan_iter("arq:*"):
+        assert await client.pttl(name) > 0
+
+
+async def test_a_run_or_batch_announces_its_own(client, newest_redis):
+    async with receiving("500 Oops", "200 OK") as receiver:
+        event = WebhookEvent(
+            id="batch_1.completed",
+            type="batch.completed",
+            data={"id": "batch_1", "tenant": "acme"},
+        )
+        await announce(client, receiver.url("/first"), event)
+        await announce(client, receiver.url("/second"), event)  # the same id
+        plain = {"id": "r1.complete", "type": "bulk.complete", "total": 3}
+        await announce(client, receiver.url(), plain)
+        async with serving(newest_redis.url):
+            await came(receiver, 2)
+            async with Client(newest_redis.url) as mill:
+                await wait_until(lambda: _pending(mill, 1), what="one that waits")
+                await settled(client, "r1.complete")
+                (waiting,) = await mill.webhooks(state="pending")
+    assert not await client.xlen(ANNOUNCED)
+    assert (waiting.id, waiting.tenant) == ("batch_1.completed", "acme")
+    assert (waiting.status, waiting.attempts) == (500, 1)
+    by_id = {got.headers["webhook-id"]: got for got in receiver.requests}
+    told = by_id["batch_1.completed"]
+    assert told.path == "/first"
+    assert told.json["type"] == "batch.completed"
+    assert told.json["data"] == {"id": "batch_1", "tenant": "acme"}
+    assert by_id["r1.complete"].json["data"] == {"total": 3}
+    assert all(verify(SECRET, got.headers, got.body) for got in receiver.requests)
+
+
+async def _pending(mill, attempts):
+    found = await mill.webhooks(state="pending")
+    return found and found[0].attempts == attempts
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        WebhookEvent(id="", type="x", data={}),
+        WebhookEvent(id="a b", type="x", data={}),
+        WebhookEvent(id="x" * 201, type="x", data={}),
+        WebhookEvent(id="x", type="x", data={"a": "x" * MOST_EVENT_BYTES}),
+    ],
+)
+async def test_what_cannot_be_an_event_is_refused(client, event):
+    with pytest.raises(InvalidRequest):
+        await announce(client, "https://example.com/", event)
+    assert not await client.xlen(ANNOUNCED)
+
+
+async def test_garbage_among_announcements_stops_nothing(client, newest_redis):
+    await client.xadd(ANNOUNCED, {"x": "y"})
+    await client.xadd(ANNOUNCED, {"id": "bad", "again": "1"})
+    await client.xadd(
+        ANNOUNCED, {"id": "odd", "url": "nowhere", "type": "t", "data": "no json"}
+    )
+    async with receiving() as receiver, serving(newest_redis.url):
+        await announce(client, receiver.url(), {"id": "good", "type": "t"})
+        await settled(client, "good")
+        await settled(client, "odd", "given_up")
+    assert not await client.xlen(ANNOUNCED)
+
+
+async def test_what_a_killed_janitor_left_is_delivered(client, newest_redis):
+    """It died in the midst of an attempt: the task and its lock are still there."""
+    shard = await Shard(client).open("g1")
+    async with receiving(None, "200 OK") as receiver:
+        job_id = await shard.enqueue(webhook=receiver.url())
+        await shard.scripts.cancel(job_id)
+        async with serving(newest_redis.url):
+            await came(receiver, 1)
+            lock = f"arq:in-progress:webhook:{job_id}"
+            held = await client.dump(lock)
+            kept = await client.dump(f"arq:job:webhook:{job_id}")
+        # As a kill leaves it; arq itself tidies up when it is cancelled.
+        await client.restore(lock, 300, held, replace=True)
+        await client.restore(f"arq:job:webhook:{job_id}", 60_000, kept, replace=True)
+        await client.zadd(QUEUE, {f"webhook:{job_id}": 1})
+        async with serving(newest_redis.url):
+            await came(receiver, 2)
+            await settled(client, job_id)
+    assert receiver.ids == [job_id, job_id]
+    assert await client.hget(delivery_key(job_id), "attempts") == b"2"
+
+
+async def test_the_sweep_finds_what_nobody_was_told_of(client, monkeypatch):
+    """Ends that a former release wrote, events that were trimmed, lost tasks."""
+    monkeypatch.setattr(webhooks_module, "OVERDUE_MS", 0)
+    monkeypatch.setattr(webhooks_module, "COUNT", 2)
+    shard = await Shard(client).open("g1")
+    url = "https://example.com/"
+    waiting = [await shard.enqueue(webhook=url) for _ in range(3)]
+    ended = [await shard.enqueue(webhook=url) for _ in range(3)]
+    for job_id in ended:
+        await shard.scripts.cancel(job_id)
+    gone = await shard.enqueue(webhook=url)
+    await shard.scripts.cancel(gone)
+    await client.delete(KEYS.job(gone), KEYS.done)
+    await client.zadd(OPEN, {"batch_1": 1})
+    hooks = Webhooks(client)
+    assert await hooks.sweep() == 5
+    queued = {name.decode() for name in await client.zrange(QUEUE, 0, -1)}
+    assert queued == {f"webhook:{name}" for name in [*ended, gone, "batch_1"]}
+    # Again: arq has them, so nothing is queued twice.
+    assert await hooks.sweep() == 5
+    assert await client.zcard(QUEUE) == 5
+    assert set(waiting).isdisjoint(queued)
+
+
+async def test_redelivery_on_request(client, newest_redis):
+    shard = await Shard(client).open("g1")
+    async with receiving("404 None", "200 OK") as receiver, serving(newest_redis.url):
+        job_id = await shard.enqueue(webhook=receiver.url())
+        await shard.scripts.cancel(job_id)
+        await settled(client, job_id, "given_up")
+        async with Client(newest_redis.url) as mill:
+            await mill.redeliver([job_id])
+            await settled(client, job_id)
+            (seen,) = await mill.webhooks(state="delivered")
+            assert seen.attempts == 1
+            # Also one that was delivered, and one whose record of delivery is gone.
+            await mill.redeliver([job_id])
+            await came(receiver, 3)
+            await settled(client, job_id)
+            await client.delete(delivery_key(job_id))
+            await mill.redeliver([job_id])
+            await came(receiver, 4)
+            for unknown in ("nothing", "tiny.0.0000000000000000"):
+                with pytest.raises(UnknownJob, match="no webhook"):
+                    await mill.redeliver([job_id, unknown])
+    assert set(receiver.ids) == {job_id}
+
+
+def test_the_sync_client_lists_them_too(newest_redis):
+    with redis.Redis.from_url(newest_redis.url) as raw:
+        raw.flushall()
+    with SyncClient(newest_redis.url) as mill:
+        assert mill.webhooks() == []
+        assert mill.usage() == []
+        with pytest.raises(UnknownJob):
+            mill.redeliver(["nothing"])
