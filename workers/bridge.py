@@ -25,6 +25,7 @@ from ..shared.outage import REDIS_ERRORS, Outage
 from ..shared.scripts import Scripts
 from .control import Control
 from .ending import Ending, Way
+from .engine.request import Capacity
 from .engine_thread import EngineLike, EngineThread
 from .finish import Recorder
 from .intake import Intake
@@ -32,6 +33,7 @@ from .jobs import JobTable
 from .publish import Publisher
 from .registration import Registration, WorkerSpec, counters
 from .routing import Router
+from .token_rate import TokenRate
 
 EXIT_STUCK: Final = 75
 """EX_TEMPFAIL: a step did not end or the engine broke; the supervisor restarts."""
@@ -71,7 +73,7 @@ class Worker:
         self._draining = asyncio.Event()
         self._router = Router(self._table, self._clock, on_broken=self._draining.set)
         self._thread = EngineThread(
-            engine, self._router.deliver, asyncio.get_running_loop()
+            engine, self._router.deliver, asyncio.get_running_loop(), spec.card.model
         )
         self._publisher = self._make_publisher()
         self._intake = self._make_intake(client, keys)
@@ -112,6 +114,7 @@ class Worker:
             on_lost=self._router.lose,
             on_cancelled=self._router.cancel,
             on_sent=self._router.hold_or_go_on,
+            rate=TokenRate(spec.card.model),
         )
 
     def _make_intake(self, client: "redis.asyncio.Redis", keys: Keys) -> Intake:
@@ -141,6 +144,7 @@ class Worker:
             lease_ms=self._config.worker.lease_ms,
             table=self._table,
             capacity=lambda: self._thread.capacity,
+            output=self._publisher.rate,
             clock=self._clock,
             outage=self._outage,
             on_lost=self._router.lose,
@@ -151,6 +155,11 @@ class Worker:
     def drain(self) -> None:
         """Takes nothing new; `run` returns when all is done or handed back."""
         self._draining.set()
+
+    @property
+    def capacity(self) -> Capacity:
+        """The engine's room and counters, a moment old."""
+        return self._thread.capacity
 
     async def announce(self) -> None:
         """Registers with the pool; from now on jobs may come."""

@@ -11,6 +11,7 @@ from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
 from .cli_calibrate import register as register_calibrate
 from .cli_inspect import inspect_model
+from .cli_profile import register as register_profile
 
 if TYPE_CHECKING:
     from ..shared.config import Config, ModelConfig
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command("inspect")(handle_errors(inspect_model))
     app.command("fetch")(handle_errors(fetch))
     register_calibrate(app)
+    register_profile(app)
     register_check(_check_worker)
 
 
@@ -62,6 +64,10 @@ async def work(
         str | None,
         typer.Option(help="any, short or long: prompts that it is kept for."),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Time steps and kernels into this file or directory."),
+    ] = None,
 ) -> None:
     """Serve one model: take jobs from the queue until a signal drains this worker."""
     from ..shared.config_load import load_config
@@ -79,6 +85,7 @@ async def work(
         model=chosen,
         engine=engine,
         partition=partition,
+        profile=profile,
     )
     code = await serve(options, settings, _print_ready, lines(chosen.name, sys.stdout))
     raise typer.Exit(code)

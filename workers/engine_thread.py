@@ -17,6 +17,8 @@ import structlog
 
 from ..shared.errors import InvalidRequest, TokenmillError
 from ..shared.messages import JobError
+from ..shared.metrics.catalog import STEP_SECONDS
+from ..shared.metrics.instruments import OTHER
 from .engine.request import Capacity, EngineRequest, StepOutput
 
 _CAPACITY_EVERY_S: Final = 0.05
@@ -91,6 +93,7 @@ class EngineThread:
         engine: Touched by the thread alone once it runs.
         deliver: Called on the event loop with everything that came out since.
         loop: The event loop of `deliver`.
+        model: Under which name its steps are timed.
     """
 
     def __init__(
@@ -98,10 +101,12 @@ class EngineThread:
         engine: EngineLike,
         deliver: Callable[[Sequence[Report]], None],
         loop: asyncio.AbstractEventLoop,
+        model: str = OTHER,
     ) -> None:
         self._engine = engine
         self._deliver = deliver
         self._loop = loop
+        self._model = model
         self._log = structlog.get_logger()
         self._commands: deque[_Command] = deque()
         self._reports: deque[Report] = deque()
@@ -181,9 +186,10 @@ class EngineThread:
                 self._wake.wait()
 
     def _step(self) -> None:
-        self._step_began = time.monotonic()
+        self._step_began = began = time.monotonic()
         try:
             output = self._engine.step()
+            STEP_SECONDS.observe(time.monotonic() - began, self._model)
         except Exception as error:  # noqa: BLE001 - any fault must end as a report
             self._step_failed(error)
             return

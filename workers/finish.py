@@ -21,6 +21,8 @@ from ..shared.messages import (
     Usage,
     encode,
 )
+from ..shared.metrics.catalog import JOBS_LOST
+from ..shared.metrics.jobs import count_end
 from ..shared.script_types import DEAD_MS, EmitItem, EmitStatus, EndState, FinishItem
 from ..shared.scripts import Scripts
 from .ending import RECORDED, Ending, Way
@@ -195,10 +197,12 @@ class Recorder:
         self.num_ended += 1
         if status == "lost":
             self._log.warning("job_lost", job=job.id, epoch=job.epoch, at="finish")
+            JOBS_LOST.add()
             return
         self._say(job, result)
 
     def _say(self, job: RunningJob, result: JobResult) -> None:
+        count_end(result, job.started.job_class, job.prompt_tokens)
         fields = job_line(
             result,
             job_class=job.started.job_class,

@@ -11,7 +11,14 @@ from .engine.request import Emitted, EngineRequest, TokenDelta
 class Progress:
     """All output of one choice so far, over all epochs."""
 
-    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+    __slots__ = (
+        "finish_reason",
+        "last_at",
+        "logprobs",
+        "stop_reason",
+        "texts",
+        "token_ids",
+    )
 
     def __init__(self, emitted: Emitted | None = None) -> None:
         earlier = emitted or Emitted()
@@ -20,6 +27,8 @@ class Progress:
         self.logprobs: list[TokenLogprob] = list(earlier.logprobs or ())
         self.finish_reason = earlier.finish_reason
         self.stop_reason = earlier.stop_reason
+        self.last_at = 0.0
+        """`time.monotonic()` of its last tokens here; 0 before any."""
 
     def add(self, delta: TokenDelta) -> None:
         """Appends what one step produced."""
@@ -98,6 +107,14 @@ class RunningJob:
     def num_output_tokens(self) -> int:
         """Output tokens over all choices and epochs."""
         return sum(len(part.token_ids) for part in self.progress.values())
+
+    def take(self, delta: TokenDelta) -> Progress:
+        """Appends what one step produced to its choice, which it returns."""
+        progress = self.progress.get(delta.choice)
+        if progress is None:
+            progress = self.progress[delta.choice] = Progress()
+        progress.add(delta)
+        return progress
 
     def next_seq(self) -> int:
         """Returns the next sequence number within the epoch, from 1."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,8 +17,6 @@ from .engine_thread import EngineLike
 from .extras import model_stack
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .engine.detokenizer import TokenTable
     from .engine.model.runner import TransformersRunner
 
@@ -53,6 +52,7 @@ def load(
     worker: WorkerConfig,
     progress: Progress | None = None,
     on_tokenizer: OnTokenizer | None = None,
+    profile: Path | None = None,
 ) -> Loaded:
     """Builds the engine; takes seconds, so call it off the event loop.
 
@@ -62,20 +62,23 @@ def load(
         worker: Limits.
         progress: Called with a stage and its fraction done.
         on_tokenizer: Told of a model's tokenizer as soon as it is known.
+        profile: Where its steps and kernels are timed to.
 
     Raises:
         ModelLoadError: The model cannot be found, read or held in memory.
-        ConfigError: `kind` is no engine.
+        ConfigError: `kind` is no engine, or the profile cannot be written.
     """
     began = time.monotonic()
     name = kind.partition(":")[0]
+    if profile is not None and name != REAL:
+        raise ConfigError("profile", f"the engine {name} has no kernels to time")
     if name == "echo":
         return _load_echo(kind, model, worker, began)
     if name != REAL:
         problem = f"value {kind!r}; expected model, echo or echo:<ms per step>"
         raise ConfigError("engine", problem)
     with model_stack():
-        return _load_model(model, worker, progress, on_tokenizer, began)
+        return _load_model(model, worker, progress, on_tokenizer, began, profile)
 
 
 def _load_echo(
@@ -106,6 +109,7 @@ def _load_model(
     progress: Progress | None,
     on_tokenizer: OnTokenizer | None,
     began: float,
+    profile: Path | None,
 ) -> Loaded:
     from .engine.model.resolve import resolve_model
 
@@ -119,17 +123,7 @@ def _load_model(
         table = beside.submit(_read_table, path)
         runner = _load_runner(path, model, worker, _unless_failed(table, progress))
         tokens = table.result()
-    from .engine.engine import Engine
-
-    engine = Engine(
-        runner,
-        tokens,
-        max_running=worker.max_running,
-        prefill_chunk=worker.prefill_chunk,
-        prefix_cache=worker.prefix_cache,
-        step_target_ms=worker.step_target_ms,
-        kv_overcommit=worker.kv_overcommit,
-    )
+    engine = _engine(profile, runner, model, worker, tokens)
     card = ModelCard(
         model=model.name,
         max_context=_max_context(runner),
@@ -150,7 +144,30 @@ def _load_model(
     )
 
 
-def _read_table(path: "Path") -> "TokenTable":
+def _engine(
+    profile: Path | None,
+    runner: "TransformersRunner",
+    model: ModelConfig,
+    worker: WorkerConfig,
+    tokens: "TokenTable",
+) -> EngineLike:
+    options = {
+        "max_running": worker.max_running,
+        "prefill_chunk": worker.prefill_chunk,
+        "prefix_cache": worker.prefix_cache,
+        "step_target_ms": worker.step_target_ms,
+        "kv_overcommit": worker.kv_overcommit,
+    }
+    if profile is not None:
+        from .profiling import profiled_engine
+
+        return profiled_engine(profile, runner, model, worker, tokens, options)
+    from .engine.engine import Engine
+
+    return Engine(runner, tokens, **options)  # type: ignore[arg-type]
+
+
+def _read_table(path: Path) -> "TokenTable":
     from .engine.detokenizer import TokenTable
     from .engine.model.vocabulary import read_tokenizer
 
@@ -170,7 +187,7 @@ def _unless_failed(table: "Future[TokenTable]", progress: Progress | None) -> Pr
 
 
 def _load_runner(
-    path: "Path", model: ModelConfig, worker: WorkerConfig, progress: Progress | None
+    path: Path, model: ModelConfig, worker: WorkerConfig, progress: Progress | None
 ) -> "TransformersRunner":
     from .engine.model.gpu.graph_start import GraphWish
     from .engine.model.load import load_runner
@@ -208,7 +225,7 @@ def _max_context(runner: "TransformersRunner") -> int:
     return min(runner.max_context, pool_tokens)
 
 
-def _tokenizer(path: "Path") -> tuple[str, bytes, bool]:
+def _tokenizer(path: Path) -> tuple[str, bytes, bool]:
     """Returns fingerprint, bundle and whether there is a chat template."""
     from ..shared.tokens import collect_tokenizer, pack_tokenizer
 

@@ -23,8 +23,9 @@ from .buffering import Buffer, Sealed
 from .ending import RECORDED, Ending
 from .engine.request import TokenDelta
 from .finish import FINISH_BATCH, Recorder
-from .jobs import JobTable, Progress, RunningJob
+from .jobs import JobTable, RunningJob
 from .outage import is_refusal
+from .token_rate import TokenRate
 
 EMIT_BATCH: Final = 256
 """Deltas in one call: long enough to be cheap, short enough not to block Redis."""
@@ -49,6 +50,7 @@ class Publisher:
         on_lost: Called with a job that another epoch owns by now.
         on_cancelled: Called with a job that somebody has cancelled.
         on_sent: Called when Redis has taken a batch of deltas.
+        rate: Counts tokens, for people.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Publisher:
         on_lost: Callable[[RunningJob], None],
         on_cancelled: Callable[[RunningJob], None],
         on_sent: Callable[[], None],
+        rate: TokenRate | None = None,
     ) -> None:
         self._scripts = scripts
         self._group = group
@@ -85,11 +88,12 @@ class Publisher:
         self._timer: asyncio.TimerHandle | None = None
         self.buffered_tokens = 0
         """Tokens that Redis has not acknowledged yet."""
+        self.rate = rate or TokenRate()
 
     # --- called by the bridge ------------------------------------------------------
     def add(self, job: RunningJob, delta: TokenDelta) -> None:
         """Takes a delta of a job in hand."""
-        job.progress.setdefault(delta.choice, Progress()).add(delta)
+        self.rate.add(job, job.take(delta), delta)
         self.buffered_tokens += len(delta.token_ids)
         self._idle.clear()
         key = (job.engine_id, delta.choice)

@@ -17,6 +17,7 @@ from ..shared.script_types import EngineCounters, GroupInfo
 from ..shared.scripts import Scripts
 from .engine.request import Capacity
 from .jobs import JobTable, RunningJob
+from .token_rate import TokenRate
 
 RENEW_BATCH: Final = 512
 """Leases renewed in one call."""
@@ -74,6 +75,7 @@ class Registration:
         lease_ms: Length of a lease; also how long the group outlives its last sign.
         table: Jobs whose leases are renewed.
         capacity: The engine's room at this moment.
+        output: Counts the tokens that come out of it.
         clock: Set by every reply.
         outage: Shared state of the connection.
         on_lost: Called with a job that another epoch owns by now.
@@ -90,6 +92,7 @@ class Registration:
         lease_ms: int,
         table: JobTable,
         capacity: Callable[[], Capacity],
+        output: TokenRate | None = None,
         clock: RedisClock,
         outage: Outage,
         on_lost: Callable[[RunningJob], None],
@@ -102,6 +105,7 @@ class Registration:
         self._lease_ms = lease_ms
         self._table = table
         self._capacity = capacity
+        self._output = output or TokenRate()
         self._clock = clock
         self._outage = outage
         self._on_lost = on_lost
@@ -151,6 +155,8 @@ class Registration:
             serves=spec.serves,
             schema=SCHEMA_VERSION,
             state="draining" if self._draining else "ready",
+            tokens_per_s=self._output.per_second(),
+            output_tokens=self._output.total,
             counters=counters(room),
         )
 

@@ -7,6 +7,7 @@ import structlog
 
 from ..shared.clock import RedisClock
 from ..shared.messages import Choice
+from ..shared.metrics.catalog import JOBS_LOST
 from .ending import Ending, Way
 from .engine.request import EngineRequest, Finished, StepOutput, TokenDelta
 from .engine_thread import EngineThread, Fault, Refused, Report
@@ -126,6 +127,7 @@ class Router:
         """Drops a job that another epoch owns by now."""
         if self._table.holds(job):
             self._log.warning("job_lost", job=job.id, epoch=job.epoch)
+            JOBS_LOST.add()
             self._table.remove(job)
         self.forget(job)
 

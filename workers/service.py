@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from ..shared.collector import settle
 from ..shared.config import Config, ModelConfig
 from ..shared.errors import RedisUnavailable
 from ..shared.keys import Keys
+from ..shared.metrics.serving import preload, shown
 from ..shared.outage import Backoff
 from ..shared.redis import connect, translate
 from ..shared.server_check import require_usable
@@ -25,6 +27,7 @@ from .bridge import Worker
 from .herald import Herald
 from .loading import Loaded, OnTokenizer, load
 from .registration import WorkerSpec
+from .shown import EngineGauges
 
 GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
 """Set by a supervisor, which can then forfeit the leases of a worker that died."""
@@ -39,6 +42,8 @@ class WorkOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     engine: str = "model"
     partition: int = 0
+    profile: Path | None = None
+    """Where steps and kernels are timed to."""
 
 
 async def serve(
@@ -80,13 +85,16 @@ async def serve(
         await _reach(client)
         loaded = await loading
         worker = _worker(client, group, options, loaded, config)
+        await preload(config)
         settle()
         signals.drains(worker)  # before jobs may come: a signal must hand them back
         with translate():
             await worker.announce()
         _say_ready(loaded)
         ready(loaded, group)
-        return await worker.run()
+        gauges = EngineGauges(options.model.name, lambda: worker.capacity)
+        async with shown(client, config, "worker", name=group, refresh=[gauges]):
+            return await worker.run()
     finally:
         herald.close()
         await client.aclose()
@@ -149,7 +157,12 @@ async def _in_thread(
     def work() -> None:
         try:
             loaded = load(
-                options.engine, options.model, config.worker, progress, on_tokenizer
+                options.engine,
+                options.model,
+                config.worker,
+                progress,
+                on_tokenizer,
+                options.profile,
             )
         except BaseException as error:  # noqa: BLE001 - raised again on the loop
             loop.call_soon_threadsafe(settle, None, error)

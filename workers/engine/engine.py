@@ -23,7 +23,7 @@ from .request import (
     TokenDelta,
 )
 from .roster import Roster
-from .sampler import Sampled, sample
+from .sampler import Sampled, SampleRows, sample
 from .sequence import Sequence
 from .step_time import StepTimeFit
 
@@ -64,6 +64,7 @@ class Engine:
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
         self._clock = clock
+        self._sample: SampleRows = sample
         self._prefix_cache = prefix_cache
         self._kv = KVManager(
             runner.num_blocks, runner.block_size, keep_idle=prefix_cache
@@ -110,7 +111,7 @@ class Engine:
         if ran.logits is None:
             return failed
         sampling = [part.sequence for part in ran.plan if part.samples]
-        sampled = sample(ran.logits, [sequence.row for sequence in sampling])
+        sampled = self._sample(ran.logits, [sequence.row for sequence in sampling])
         self._roster.settle(ran.plan)
         tokens = num_tokens(ran.plan)
         self._steps += 1

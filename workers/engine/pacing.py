@@ -34,6 +34,13 @@ rows down in more steps."""
 EXPLORE_EVERY: Final = 8
 """One bounded step in so many has another chunk: with all of one size the fixed part
 and that by tokens could not be told apart, and a wrong fit would stay."""
+BULK_STEP_MS: Final = 150.0
+"""Time of a step with bulk prompts where nobody waits: who arrives waits for its end,
+and shorter steps would cost bulk more than a few per cent of its rate."""
+LEAST_BULK_CHUNK: Final = 32
+"""Bulk prompt tokens of a step at least: fewer rows use the processor badly."""
+_SMOOTHING: Final = 0.3
+"""Weight of the newest step in the time of a bulk prompt token."""
 EXPLORE_MARGIN: Final = 0.88
 """In turn it has half a chunk or a larger one, which takes part of the margin."""
 
@@ -41,8 +48,9 @@ EXPLORE_MARGIN: Final = 0.88
 class Pace:
     """Bounds the prompt tokens of a step by the measured time of steps.
 
-    The bound holds while interactive sequences decode. Bulk alone is not slowed down,
-    nor is a prompt that runs by itself.
+    The bound holds while interactive sequences decode. An interactive prompt that runs
+    by itself is not slowed down; bulk prompts run in steps short enough that whoever
+    arrives meanwhile does not wait long.
 
     Args:
         target_ms: Time that a step may take; None is twice that of a decode step, 0 is
@@ -56,6 +64,8 @@ class Pace:
         self._decode_keys = 0
         """Keys that the last of these steps attended to."""
         self._added = AddedTimeFit()
+        self._bulk_token_ms: float | None = None
+        """What a prompt token takes of a step that nobody waits in, rows included."""
         self._bounded = 0
         """Steps with prompt tokens that were bounded."""
 
@@ -66,16 +76,14 @@ class Pace:
             running: Sequences that may run, most urgent first.
         """
         decodes: list[Sequence] = []
-        first: Sequence | None = None
+        prompts: list[Sequence] = []
         for sequence in running:
-            if sequence.num_uncomputed == 1:
-                decodes.append(sequence)
-            elif first is None:
-                first = sequence
-        if first is None or self._target_ms == 0.0:
+            (decodes if sequence.num_uncomputed == 1 else prompts).append(sequence)
+        if not prompts or self._target_ms == 0.0:
             return None
+        first = prompts[0]
         if not any(sequence.is_interactive for sequence in decodes):
-            return None
+            return self._bulk_limit(prompts)
         if not self._decode.count:
             return None  # nothing is known to hold it against
         self._bounded += 1
@@ -94,6 +102,17 @@ class Pace:
         if explores and not larger:
             chunk /= 2.0
         return max(LEAST_CHUNK * 2 if larger else LEAST_CHUNK, int(chunk))
+
+    def _bulk_limit(self, prompts: list[Sequence]) -> int | None:
+        """Bulk prompts beside nobody who waits: their step ends before long.
+
+        An interactive prompt in it is not held up, and bulk only fills what is left.
+        """
+        waited = sum(one.num_uncomputed for one in prompts if one.is_interactive)
+        if self._bulk_token_ms is None or all(one.is_interactive for one in prompts):
+            return None
+        chunk = max(LEAST_BULK_CHUNK, int(BULK_STEP_MS / self._bulk_token_ms))
+        return max(waited, chunk)
 
     def _decode_ms(self, rows: int, keys: int) -> float:
         """Returns what a step of these decode rows takes by itself.
@@ -127,6 +146,7 @@ class Pace:
             self._decode.observe(rows, milliseconds)
             self._decode_keys = keys
             return
+        self._observe_bulk(sum(part.length for part in prompts), milliseconds)
         if not rows or not self._decode.count:
             return  # prompts by themselves do not tell what they add to a decode step
         decode_ms = self._decode_ms(rows, keys)
@@ -136,6 +156,15 @@ class Pace:
             max(0.0, milliseconds - decode_ms),
             decode_ms,
         )
+
+    def _observe_bulk(self, tokens: int, milliseconds: float) -> None:
+        """Takes the time of a step's prompt tokens, whosever they are."""
+        if tokens < LEAST_BULK_CHUNK:
+            return  # the rows beside them would be all that is seen
+        token_ms = milliseconds / tokens
+        before = self._bulk_token_ms
+        known = token_ms if before is None else before
+        self._bulk_token_ms = known + _SMOOTHING * (token_ms - known)
 
 
 def _tokens_within(room_ms: float, linear: float, per_key: float) -> float:

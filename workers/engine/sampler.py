@@ -4,7 +4,7 @@ Every row is worked on alone, so its token does not depend on the rows beside it
 for bit. Rows that want the plain maximum share one pass over all logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,6 +35,12 @@ class Sampled(msgspec.Struct, frozen=True):
 
     token_id: int
     logprob: TokenLogprob | None = None
+
+
+SampleRows = Callable[
+    ["torch.Tensor", Sequence[SamplingRow]], list["Sampled | EngineError"]
+]
+"""What `sample` is, and what may stand in its place."""
 
 
 def sample(

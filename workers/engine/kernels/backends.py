@@ -6,6 +6,7 @@ and KV writes give the same bits in all of them, attention agrees to 1e-5.
 """
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -106,6 +107,16 @@ def backend() -> Backend:
         note = log.info if _active.name.startswith("c++") else log.warning
         note("kernels_chosen", backend=_active.name, reason=_reason)
     return _active
+
+
+def surround(make: Callable[[Backend], Backend]) -> None:
+    """Puts something around the kernels in force, as clocks for a profile.
+
+    Args:
+        make: Gets the kernels and returns what is called from now on.
+    """
+    global _active
+    _active = make(backend())
 
 
 def backend_report() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Watching a pool: snapshots, the last hour, `tokenmill top`."""

@@ -1,0 +1,150 @@
+"""What scheduler and janitor show of queues and bulk runs, read at a scrape.
+
+The active scheduler of a shard alone shows that shard, so a sum over all processes
+counts everything once, however many stand by.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, get_args
+
+from ..shared.bulk.messages import RunState
+from ..shared.bulk.store import list_runs
+from ..shared.config import Config
+from ..shared.keys import BEYOND, Keys
+from ..shared.metrics import catalog
+from ..shared.metrics.instruments import OTHER, Gauge, Labels
+from ..shared.metrics.labels import know, model_label
+from ..shared.watch.reading import PoolReader
+from ..shared.watch.replies import pipelined
+from ..shared.watch.shard import CLASSES
+from ..shared.watch.snapshot import PoolSnapshot
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+_Values = Mapping[Labels, float]
+_QUEUE_GAUGES: Final = (
+    *(catalog.QUEUE_JOBS, catalog.QUEUE_TOKENS, catalog.QUEUE_OLDEST),
+    *(catalog.TENANT_JOBS, catalog.DELAYED, catalog.LEASED),
+    *(catalog.DEAD_LETTERS, catalog.GROUPS),
+)
+MOST_RUNS: Final = 200
+"""Newest bulk runs that are counted."""
+_ACTIVE: dict[str, bool] = {}
+"""Shard -> whether this process schedules it; others stand by."""
+
+
+def note_active(shard: str, active: bool) -> None:
+    """Notes that this process schedules a shard, or stands by for it."""
+    _ACTIVE[shard] = active
+
+
+def forget_shard(shard: str) -> None:
+    """Notes that this process has nothing to do with a shard any more."""
+    _ACTIVE.pop(shard, None)
+
+
+class RunGauges:
+    """Counts the bulk runs that are kept, by state.
+
+    Args:
+        client: Redis.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self._client = client
+
+    async def __call__(self) -> None:
+        """Brings the gauge up to date.
+
+        Raises:
+            RedisUnavailable: Redis did not answer.
+        """
+        counts: Counter[Labels] = Counter({(state,): 0 for state in get_args(RunState)})
+        for run in await list_runs(self._client, limit=MOST_RUNS):
+            counts[run.state,] += 1
+        catalog.BULK_RUNS.replace(counts)
+
+
+class QueueGauges:
+    """Reads the queues of the shards that this process schedules.
+
+    Args:
+        client: Redis.
+        config: Settings: which tenants may be labels.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis", config: Config) -> None:
+        self._reader = PoolReader(pipelined(client), most_ends=0)
+        self._tenants = frozenset(config.tenants)
+        self._buckets = (*map(str, config.pool.buckets), BEYOND)
+
+    async def __call__(self) -> None:
+        """Brings the gauges up to date, or empties them when Redis is away.
+
+        Raises:
+            RedisError: Redis did not answer.
+        """
+        catalog.ACTIVE.replace(
+            {
+                (model_label(keys.model), str(keys.partition)): float(is_active)
+                for shard, is_active in _ACTIVE.items()
+                for keys in (Keys.of_shard(shard),)
+            }
+        )
+        active = {shard for shard, is_active in _ACTIVE.items() if is_active}
+        try:
+            seen = await self._reader.snapshot(active) if active else None
+        except BaseException:
+            self._show(None)
+            raise
+        self._show(seen)
+
+    def _show(self, seen: PoolSnapshot | None) -> None:
+        """Replaces all at once: what is gone since has no series any more."""
+        values = {} if seen is None else self._values(seen)
+        for gauge in _QUEUE_GAUGES:
+            gauge.replace(values.get(gauge, {}))
+
+    def _values(self, seen: PoolSnapshot) -> dict[Gauge, _Values]:
+        know(group.model for group in seen.groups if group.state != "silent")
+        queued, oldest = _queues(seen, self._buckets)
+        tenants: Counter[Labels] = Counter({(OTHER,): 0})
+        for tenant in seen.tenants:
+            known = tenant.name if tenant.name in self._tenants else OTHER
+            tenants[known,] += tenant.jobs
+        groups: Counter[Labels] = Counter(
+            (model_label(one.model), one.state) for one in seen.groups
+        )
+        return {
+            catalog.QUEUE_JOBS: queued,
+            catalog.QUEUE_OLDEST: oldest,
+            catalog.QUEUE_TOKENS: {(one.name,): one.tokens for one in seen.classes},
+            catalog.TENANT_JOBS: tenants,
+            catalog.GROUPS: groups,
+            catalog.DELAYED: {(): seen.delayed},
+            catalog.LEASED: {(): seen.leased},
+            catalog.DEAD_LETTERS: {(): seen.dead_letters},
+        }
+
+
+def _queues(seen: PoolSnapshot, buckets: Sequence[str]) -> tuple[_Values, _Values]:
+    """Returns waiting jobs by bucket and the age of the oldest by class.
+
+    Of a model that has workers everything is there at 0, so that a queue which empties
+    is seen to.
+    """
+    served = [
+        (model_label(group.model), name) for group in seen.groups for name in CLASSES
+    ]
+    oldest: dict[Labels, float] = dict.fromkeys(served, 0.0)
+    queued: Counter[Labels] = Counter(
+        {(*place, bucket): 0 for place in served for bucket in buckets}
+    )
+    for queue in seen.queues:
+        model, job_class = model_label(queue.model), queue.job_class or OTHER
+        queued[model, job_class, queue.bucket] += queue.jobs
+        age_s = (queue.oldest_ms or 0) / 1000
+        oldest[model, job_class] = max(age_s, oldest.get((model, job_class), 0.0))
+    return queued, oldest
