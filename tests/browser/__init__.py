@@ -1,0 +1,1 @@
+"""Tests in a browser: one pool and one Chromium for all of them."""
