@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+JOBS   ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
@@ -17,9 +18,9 @@ demo: install
 ## make install   a virtual environment with the pool and the built-in model
 install: $(VENV)/.installed
 
-## make test      install what tests need and run them all
+## make test      install what tests need and run them all, JOBS (2) at a time
 test: install-dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 ## make lint      format, lint, types and import contracts
 lint: install-dev
@@ -46,7 +47,7 @@ $(VENV)/.installed: pyproject.toml setup.py $(wildcard workers/engine/kernels/cp
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing what the tests need"
-	@$(BIN)/python -m pip install --progress-bar on -e '.[all,dev]'
+	@$(BIN)/python -m pip install --progress-bar on -e '.[all,dev,bench]'
 	@touch $@
 
 ## make clean     remove the virtual environment and build products

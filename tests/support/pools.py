@@ -31,7 +31,12 @@ class UpProcess:
     """`tokenmill up` as a child, and what it printed."""
 
     def __init__(
-        self, directory: Path, *arguments: str, engine: str = "echo", **env: str
+        self,
+        directory: Path,
+        *arguments: str,
+        engine: str = "echo",
+        janitor: bool = False,
+        **env: str,
     ) -> None:
         self.directory = directory
         self.printed = directory / "up.out"
@@ -40,7 +45,8 @@ class UpProcess:
         with self.printed.open("wb") as out:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "tokenmill", "up", "--no-janitor"),
+                    *(sys.executable, "-m", "tokenmill", "up"),
+                    *(() if janitor else ("--no-janitor",)),
                     *("--model", MODEL, "--engine", engine),
                     *arguments,
                 ],
@@ -88,10 +94,14 @@ class UpProcess:
 
 @contextmanager
 def up(
-    directory: Path, *arguments: str, engine: str = "echo", **env: str
+    directory: Path,
+    *arguments: str,
+    engine: str = "echo",
+    janitor: bool = False,
+    **env: str,
 ) -> Iterator[UpProcess]:
     """A pool that serves, for the length of a `with` block; nothing of it remains."""
-    pool = UpProcess(directory, *arguments, engine=engine, **env)
+    pool = UpProcess(directory, *arguments, engine=engine, janitor=janitor, **env)
     family: list[psutil.Process] = []
     try:
         pool.wait_ready()

