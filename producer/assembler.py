@@ -4,6 +4,7 @@ Deltas are units: their text cannot be cut by token. A worker that takes a job o
 continues at the next offset, so copies are whole copies.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -22,6 +23,28 @@ class Fit(Enum):
     """Something before it is missing: read the log."""
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one choice was read: what a reader keeps to go on after it."""
+
+    num_tokens: int = 0
+    num_characters: int = 0
+    """Of the text of these tokens."""
+    num_empty: int = 0
+    """Deltas without tokens since the last token."""
+    finished: bool = False
+
+    def after(self, delta: Delta) -> "Position":
+        """Returns the position behind the next delta of this choice."""
+        num_empty = 0 if delta.token_ids else self.num_empty + 1
+        return Position(
+            self.num_tokens + len(delta.token_ids),
+            self.num_characters + len(delta.text),
+            num_empty,
+            delta.finish_reason is not None,
+        )
+
+
 @dataclass(slots=True)
 class _Progress:
     """What has been seen of one choice."""
@@ -31,6 +54,17 @@ class _Progress:
     finished: bool = False
     empty: list[Delta] = field(default_factory=list)
     """Deltas without tokens at the present offset: only content tells copies apart."""
+    num_known: int = 0
+    """How many of those an earlier reader has had: the log repeats them in order."""
+
+    @classmethod
+    def from_position(cls, position: Position) -> "_Progress":
+        return cls(
+            num_tokens=position.num_tokens,
+            num_characters=position.num_characters,
+            finished=position.finished,
+            num_known=position.num_empty,
+        )
 
 
 class Assembler:
@@ -40,11 +74,18 @@ class Assembler:
         from_offset: Deltas whose tokens all lie before this one are left out, for
             every choice. The first delta given is the one that contains the token
             with this index, and may begin before it.
+        positions: Choice -> what an earlier reader has had of it; nothing of that is
+            given again.
     """
 
-    def __init__(self, from_offset: int = 0) -> None:
+    def __init__(
+        self, from_offset: int = 0, positions: Mapping[int, Position] | None = None
+    ) -> None:
         self._from_offset = from_offset
-        self._choices: dict[int, _Progress] = {}
+        self._choices = {
+            choice: _Progress.from_position(position)
+            for choice, position in (positions or {}).items()
+        }
         self.end: End | None = None
         """Set once the last record was seen."""
 
@@ -107,7 +148,7 @@ class Assembler:
         if delta.offset > progress.num_tokens:
             return Fit.AHEAD
         if not delta.token_ids:
-            return Fit.SEEN if delta in progress.empty else Fit.NEW
+            return _fit_empty(delta, progress)
         if stop == progress.num_tokens:
             return Fit.SEEN
         if delta.offset == progress.num_tokens:
@@ -120,6 +161,7 @@ class Assembler:
     def _advance(self, delta: Delta, progress: _Progress) -> None:
         if delta.token_ids:
             progress.empty.clear()
+            progress.num_known = 0
         else:
             progress.empty.append(delta)
         progress.num_tokens += len(delta.token_ids)
@@ -148,6 +190,15 @@ class Assembler:
         )
         self._advance(delta, progress)
         return delta
+
+
+def _fit_empty(delta: Delta, progress: _Progress) -> Fit:
+    if delta in progress.empty:
+        return Fit.SEEN
+    if len(progress.empty) < progress.num_known:
+        progress.empty.append(delta)
+        return Fit.SEEN
+    return Fit.NEW
 
 
 def _has_content(delta: Delta) -> bool:

@@ -130,6 +130,14 @@ async def submit(
             help="Refuse it now if it cannot meet its deadline.",
         ),
     ] = False,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=_QUEUEING,
+            help="Tell this address of the end.",
+        ),
+    ] = None,
     wait_for_room: Annotated[
         float | None,
         typer.Option(
@@ -207,6 +215,7 @@ async def submit(
         "delay_s": delay,
         "not_before": not_before,
         "refuse_late": refuse_late or None,
+        "webhook": webhook,
     }
     prompt = build_prompt(
         read_content(text, file, chat=chat, system=system),

@@ -7,8 +7,9 @@ from typing import Final, Self
 
 from ..shared.errors import InvalidRequest, TokenmillError
 from ..shared.keys import JobId
-from ..shared.messages import Prompt
+from ..shared.messages import ModelCard, Prompt
 from ..shared.script_types import NewJob
+from .accounts import AccountCalls
 from .completion import Completions
 from .dead_calls import DeadCalls
 from .info import JobInfo, ModelInfo
@@ -18,6 +19,8 @@ from .pool_view import ModelView
 from .prepare import as_prompt, new_job, raise_all
 from .session import Session
 from .submit import Submission, WhenFull, WhenUnserved
+from .watch.history import HistorySample, history
+from .watch.snapshot import PoolSnapshot, snapshot
 
 PATIENCE_S: Final = 30.0
 """Covers a restart of Redis with a large append-only file; longer is an outage."""
@@ -25,7 +28,7 @@ _TURN: Final = 500
 """Prompts checked without a pause: some ten milliseconds."""
 
 
-class Client(DeadCalls):
+class Client(DeadCalls, AccountCalls):
     """A connection to a pool, for use on one event loop.
 
     ```python
@@ -83,6 +86,11 @@ class Client(DeadCalls):
         session, self._open = self._open, None
         if session is not None:
             await session.close()
+
+    @property
+    def session(self) -> Session:
+        """The connections, for what is built on the client: gateway, views, bulk."""
+        return self._session
 
     @property
     def _session(self) -> Session:
@@ -212,6 +220,25 @@ class Client(DeadCalls):
     async def models(self) -> list[ModelInfo]:
         """Returns the models that the pool knows, and how many workers serve each."""
         return await self._session.patiently(self._session.view.models)
+
+    async def snapshot(self) -> PoolSnapshot:
+        """Returns the pool at this moment: queues, workers, rates, latencies.
+
+        Three round trips, and bounded however much waits.
+        """
+        return await snapshot(self._session)
+
+    async def history(self, last: int = 360) -> list[HistorySample]:
+        """Returns samples of the last hour, oldest first, one each ten seconds.
+
+        Args:
+            last: Most samples, the newest.
+        """
+        return await history(self._session, last)
+
+    async def model_card(self, name: str) -> ModelCard | None:
+        """Returns what workers say of a model; None when none has ever started."""
+        return (await self._model(name)).card
 
     async def _model(self, name: str) -> ModelView:
         view = self._session.view

@@ -1,11 +1,13 @@
 """A handle on one job: await it, follow it, cancel it, look at it."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..shared.errors import JobFailed, ResultTimeout, TokenmillError
 from ..shared.keys import JobId, Keys
 from ..shared.messages import JobResult
+from .assembler import Position
 from .inbox import SILENCE_S, EndInbox
 from .info import JobInfo
 from .outcome import failure, unknown_job
@@ -79,13 +81,19 @@ class Job:
         return self._outcome is not None
 
     def stream(
-        self, from_offset: int = 0, *, cancel_on_leave: bool = False
+        self,
+        from_offset: int = 0,
+        *,
+        positions: Mapping[int, Position] | None = None,
+        cancel_on_leave: bool = False,
     ) -> TokenStream:
         """Follows the output: what was emitted so far, then live.
 
         Args:
             from_offset: First token wanted, for every choice. The first delta is the
                 one that contains it; its `offset` says where that delta begins.
+            positions: Choice -> how far an earlier stream was read: what came after
+                it is given, from the log or from the result, and nothing twice.
             cancel_on_leave: Cancel the job when the iteration is left early.
 
         Returns:
@@ -96,6 +104,7 @@ class Job:
             self._session,
             self._id,
             from_offset=from_offset,
+            positions=positions,
             cancel_on_leave=cancel_on_leave,
         )
 

@@ -13,7 +13,14 @@ _PAGE: Final = 500
 _log: Final = logging.getLogger("tokenmill.producer")
 
 
-async def recent_jobs(session: Session, limit: int, state: str | None) -> list[JobInfo]:
+async def recent_jobs(
+    session: Session,
+    limit: int,
+    state: str | None,
+    *,
+    tenant: str | None = None,
+    contains: str = "",
+) -> list[JobInfo]:
     """Returns jobs by time of enqueue, newest first.
 
     A record that is not in our format spoils no other: it is listed as `UNREADABLE`
@@ -23,13 +30,21 @@ async def recent_jobs(session: Session, limit: int, state: str | None) -> list[J
         session: The client's connections.
         limit: Most jobs to return.
         state: Only jobs in this `State`; None takes all.
+        tenant: Only jobs of this tenant; None takes all.
+        contains: Only jobs whose id contains this.
     """
     # A filter may have to look at everything that the index remembers.
-    ids = await _recent_ids(session, limit if state is None else None)
+    is_filtered = state is not None or tenant is not None or contains
+    ids = await _recent_ids(session, None if is_filtered else limit)
+    ids = [one for one in ids if contains in one[0]]
     found: list[JobInfo] = []
     for start in range(0, len(ids), _PAGE):
         page = await _records(session, ids[start : start + _PAGE])
-        found += [info for info in page if state in (None, info.state)]
+        found += [
+            info
+            for info in page
+            if state in (None, info.state) and tenant in (None, info.tenant)
+        ]
         if len(found) >= limit:
             break
     return found[:limit]

@@ -125,8 +125,10 @@ class PoolView:
         cause = "has no live worker" if known else "is not known to this pool"
         raise ModelUnavailable(
             f"the model '{name}' {cause}; "
-            f"served now: {', '.join(served) or 'none'}. Start a worker for it, or "
-            "wait for one (when_unserved='wait', on the command line --wait-for-worker)"
+            f"served now: {', '.join(served) or 'none'}",
+            "Start a worker for it, or wait for one (when_unserved='wait', on the "
+            "command line --wait-for-worker)",
+            is_known=known,
         )
 
     async def _require_heard(self, name: str, partitions: set[int]) -> None:

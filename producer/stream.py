@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self, cast
 
@@ -11,7 +12,7 @@ from ..shared.errors import ProtocolError, UnknownJob
 from ..shared.keys import JobId
 from ..shared.lifecycle import State
 from ..shared.messages import Delta, End
-from .assembler import Assembler, Fit
+from .assembler import Assembler, Fit, Position
 from .inbox import SILENCE_S, Inbox
 from .outcome import decode_delta, decode_result, failure, unending
 from .session import Session
@@ -33,6 +34,7 @@ class TokenStream:
         job_id: Whose output.
         from_offset: First token wanted, for every choice. Deltas are units, so the
             first one may begin before it.
+        positions: Choice -> how far an earlier stream was read.
         cancel_on_leave: Cancel the job when the iteration is left before its end.
     """
 
@@ -42,6 +44,7 @@ class TokenStream:
         job_id: JobId,
         *,
         from_offset: int = 0,
+        positions: Mapping[int, Position] | None = None,
         cancel_on_leave: bool = False,
     ) -> None:
         self._session = session
@@ -49,7 +52,7 @@ class TokenStream:
         self._name = str(job_id)
         self._cancel_on_leave = cancel_on_leave
         self._channel = job_id.keys.wake(self._name).encode()
-        self._assembler = Assembler(from_offset)
+        self._assembler = Assembler(from_offset, positions)
         self._inbox = Inbox()
         self._ready: deque[Delta] = deque()
         self._last_entry = b"-"

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from ..shared.errors import TokenmillError
 from ..shared.messages import Delta, End, JobResult, Prompt
+from .accounts import SyncAccountCalls
 from .client import PATIENCE_S, Client
 from .dead_calls import SyncDeadCalls
 from .info import JobInfo, ModelInfo
@@ -176,7 +177,7 @@ class SyncJob:
         return self._thread.run(self._job.info())
 
 
-class SyncClient(SyncDeadCalls):
+class SyncClient(SyncDeadCalls, SyncAccountCalls):
     """A connection to a pool for blocking code; any number of threads may share it.
 
     ```python

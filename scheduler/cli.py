@@ -50,16 +50,18 @@ async def schedule(
 
 
 async def janitor(url: _Url = None, config: _Config = None) -> None:
-    """Clean up now and then: old dead letters, groups that are gone, lost jobs."""
+    """Advance bulk runs; clean up old dead letters, groups that are gone, lost jobs."""
     from ..shared.config_load import load_config
     from ..shared.connection import find_pool
     from ..shared.logging import configure
     from ..shared.redis import connect
+    from ..shared.tokens import without_torch
     from .orchestrator import serve
     from .outage import require_redis
 
     settings = load_config(config).config
     configure(settings.log, "janitor")
+    without_torch()
     pool = find_pool(url or settings.redis.url)
     client = connect(pool, socket_timeout_s=settings.redis.socket_timeout_s)
     try:

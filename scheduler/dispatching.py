@@ -12,6 +12,8 @@ import structlog
 
 from ..shared.errors import PromptTooLong, RedisUnsuitable
 from ..shared.keys import Keys
+from ..shared.metrics.catalog import BATCH_JOBS, BATCH_TOKENS, DISPATCHED
+from ..shared.metrics.labels import know, model_label
 from ..shared.script_runner import broke_on_data
 from ..shared.scripts import DispatchItem, DispatchReply, Scripts
 from .bell import Bell, heard
@@ -117,6 +119,7 @@ class Dispatcher:
         self._room.take_all(self._room.expired(now_ms))
         if not groups:
             return self._tick_s  # a plan would give nothing to anybody
+        know((self._keys.model,))
         snapshot = Snapshot(
             jobs=self._room.candidates(),
             groups=tuple(groups),
@@ -175,7 +178,18 @@ class Dispatcher:
             jobs=len(items),
             tokens=batch.tokens,
         )
+        self._count(batch, replies)
         return self._settle(sent, replies)
+
+    def _count(self, batch: Batch, replies: Sequence[DispatchReply]) -> None:
+        given = [reply.job_id for reply in replies if reply.status == "dispatched"]
+        if given:
+            labels = (model_label(self._keys.model), batch.job_class)
+            names = set(given)
+            tokens = sum(a.tokens for a in batch.assignments if a.job_id in names)
+            DISPATCHED.add(*labels, by=len(given))
+            BATCH_JOBS.observe(len(given), *labels)
+            BATCH_TOKENS.observe(tokens, *labels)
 
     async def _dispatched(
         self, group: str, name: str, items: Sequence[DispatchItem]

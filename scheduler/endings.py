@@ -18,6 +18,7 @@ import structlog
 from ..shared.job_line import JOB_EVENT, job_line
 from ..shared.keys import Keys
 from ..shared.messages import JobResult, Timings
+from ..shared.metrics.jobs import count_end
 from ..shared.script_endings import moment
 from ..shared.script_runner import text
 
@@ -87,15 +88,13 @@ class EndLog:
         pairs = zip(replies[::2], replies[1::2], strict=True)
         for fields, (record, output) in zip(events, pairs, strict=True):
             try:
-                line = self._line(fields, record, output)
+                self._tell_of(fields, record, output)
             except Exception:  # noqa: BLE001 - no record may stop the others
                 _log.exception("job_not_described", job=text(fields.get(b"id")))
-                continue
-            _log.info(JOB_EVENT, **line)
 
-    def _line(
+    def _tell_of(
         self, event: Mapping[bytes, bytes], record: object, output: object
-    ) -> dict[str, object]:
+    ) -> None:
         values = [text(v) for v in record] if isinstance(record, list) else []
         tokens, bucket, epoch, *times = values or [""] * len(_FIELDS)
         result = JobResult(
@@ -105,14 +104,18 @@ class EndLog:
         )
         if isinstance(output, bytes):
             result = msgspec.json.decode(output, type=JobResult)
-        return job_line(
-            msgspec.structs.replace(result, timings=_timings(times)),
-            job_class=text(event.get(b"class")),
+        result = msgspec.structs.replace(result, timings=_timings(times))
+        job_class, prompt_tokens = text(event.get(b"class")), moment(tokens) or 0
+        line = job_line(
+            result,
+            job_class=job_class,
             tenant=text(event.get(b"tenant")),
             bucket=bucket,
-            prompt_tokens=moment(tokens) or 0,
+            prompt_tokens=prompt_tokens,
             epoch=moment(epoch) or 0,
         )
+        _log.info(JOB_EVENT, **line)
+        count_end(result, job_class, prompt_tokens)
 
 
 def _timings(times: Sequence[str]) -> Timings:

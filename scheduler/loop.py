@@ -14,10 +14,12 @@ from ..shared.collector import settle
 from ..shared.config import Config
 from ..shared.keys import POOL, SHARDS, STORE, Keys, is_shard
 from ..shared.messages import encode
+from ..shared.metrics.serving import preload, shown
 from ..shared.pool_card import pool_card
 from ..shared.scripts import Scripts
 from .outage import REDIS_ERRORS, Outage
 from .shard import ShardScheduler
+from .shown import QueueGauges
 from .tokenizing import TokenizerThread
 
 DISCOVER_S: Final = 1.0
@@ -162,16 +164,19 @@ async def serve(client: "redis.asyncio.Redis", config: Config, *, standby: bool)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     scheduler = PoolScheduler(client, config, standby=standby)
+    await preload(config)
     settle()
-    running = asyncio.create_task(scheduler.run(), name="pool")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
     try:
-        if running.done():
-            running.result()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        gauges = QueueGauges(client, config)
+        async with shown(client, config, "scheduler", ask=gauges):
+            running = asyncio.create_task(scheduler.run(), name="pool")
+            stopping = asyncio.create_task(stop.wait(), name="stop")
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if running.done():
+                running.result()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
     finally:
         await client.aclose()
     _log.info("scheduler_stopped")

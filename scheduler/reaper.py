@@ -7,6 +7,8 @@ import redis.asyncio
 import structlog
 
 from ..shared.keys import Keys
+from ..shared.metrics.catalog import DEAD, LEASES_LOST
+from ..shared.metrics.labels import model_label
 from ..shared.scripts import ReapReport, Scripts
 from .clock import RedisClock
 from .leader import LeadershipLost
@@ -106,6 +108,9 @@ def _tell(shard: str, report: ReapReport) -> bool:
     }
     if counts:
         _log.info("reaped", shard=shard, **counts)
+        model = model_label(Keys.of_shard(shard).model)
+        LEASES_LOST.add(model, by=report.redelivered + report.dead + report.cancelled)
+        DEAD.add(model, by=report.dead)
     for job in report.dead_jobs:
         _log.warning("job_given_up", job=job.job_id, **{job.reason: job.losses})
     for job_id in report.dropped:

@@ -26,6 +26,7 @@ from .outage import REDIS_ERRORS, Outage, restart_grace_s
 from .reading import LaneReader
 from .reaper import Reaper
 from .refusing import Refuser
+from .shown import forget_shard, note_active
 from .tokenizing import TokenizerThread
 from .waiting import WaitingRoom
 
@@ -78,6 +79,7 @@ class ShardScheduler:
                 await self._once()
         finally:
             warming.cancel()
+            forget_shard(self._keys.shard)
             await self._release()
 
     async def _warm(self) -> None:
@@ -109,7 +111,9 @@ class ShardScheduler:
     async def _once(self) -> None:
         """One turn as standby and leader; whatever ends it, the next starts clean."""
         try:
+            note_active(self._keys.shard, False)
             fence = await self._leadership.wait(self._outage.over)
+            note_active(self._keys.shard, True)
             if fence != self._fence:
                 _log.info("active", shard=self._keys.shard, fence=fence)
             self._fence = fence

@@ -69,6 +69,8 @@ class RetentionConfig(_Section, frozen=True, kw_only=True):
     dead_s: float = 604_800.0
     """Dead letters, with the record, input and result of the job; never less than
     `result_s`."""
+    usage_days: int = 90
+    """What tenants have used, by day; today counts."""
 
 
 class StorageConfig(_Section, frozen=True, kw_only=True):
@@ -173,6 +175,86 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     """`worker.serves` of each replica; none takes the setting for all."""
 
 
+class GatewayConfig(_Section, frozen=True, kw_only=True):
+    """The HTTP gateway (docs/gateway.md)."""
+
+    host: str = "127.0.0.1"
+    """Address that it listens on. Beyond this host it needs keys, unless `auth` is
+    none."""
+    port: int = 8080
+    """0 takes a free one."""
+    auth: Literal["auto", "keys", "none"] = "auto"
+    """auto asks for keys unless it listens on this host alone and no key was ever
+    made."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of pages that may call it from a browser, as https://app.example."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Of one request; files have `max_file_bytes`."""
+    request_timeout_s: float = 600.0
+    """Longest that a request may wait for its end, streamed or not."""
+    keepalive_s: float = 15.0
+    """A stream without news sends a comment this often, so that no proxy ends it."""
+    slow_client_s: float = 30.0
+    """A client that takes nothing of a stream for this long is cut off."""
+    drain_s: float = 20.0
+    """On SIGTERM, how long open requests may go on before they are told to leave."""
+    stalled_s: float = 20.0
+    """Jobs that wait beside room in a worker for this long make it unhealthy."""
+    max_requests: int = 10_000
+    """Open requests, streams included; more are turned away with 503."""
+    files_url: str | None = None
+    """Where files and the output of batches lie: file:///directory, s3://bucket/prefix
+    or another address that fsspec knows, without credentials. None is `files` in
+    pool.state_dir. Gateways of one pool need the same."""
+    max_file_bytes: int = 512 * 1024 * 1024
+    """Of one uploaded file."""
+    files_keep_s: float = 2_592_000.0
+    """Files and the records of batches stay for so long."""
+    batch_lease_s: float = 15.0
+    """Another gateway goes on with a batch after this long without a sign of life of
+    the one that worked on it."""
+
+
+class BulkConfig(_Section, frozen=True, kw_only=True):
+    """Bulk runs (docs/bulk.md)."""
+
+    window_tokens: int = 2048
+    """Most tokens of a document's text in one job, where a run says nothing else."""
+    overlap_tokens: int = 128
+    """Most tokens that a window repeats of the one before, likewise."""
+    max_open_jobs: int = 1000
+    """Jobs of one run in the queue and running at a time."""
+    keep_s: float = 604_800.0
+    """How long a run and its outcomes stay after the last thing that happened to it."""
+
+
+class MetricsConfig(_Section, frozen=True, kw_only=True):
+    """What each process tells Prometheus (docs/watching.md)."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    """Address that each process listens on; 0.0.0.0 lets other hosts read."""
+    port: int = 0
+    """0 takes a free one, which the process's card and log name. A fixed one is for
+    one process a host, as in a container."""
+
+
+class WebhooksConfig(_Section, frozen=True, kw_only=True):
+    """Telling addresses of the end of jobs, runs and batches (docs/webhooks.md)."""
+
+    secret: str | None = None
+    """Signs every delivery: `whsec_` and base64, or text of 16 characters at least.
+    None: the pool sends none, and refuses jobs that ask for one."""
+    previous_secret: str | None = None
+    """Signs as well, while receivers change over from it to `secret`."""
+    allow_private: bool = False
+    """Deliver to addresses beyond the public internet as well, and to any port."""
+    timeout_s: float = 10.0
+    """Of one attempt, from the look-up of the name to the status of the answer."""
+    max_attempts: int = 8
+    """Attempts before a delivery is given up."""
+
+
 class LogConfig(_Section, frozen=True, kw_only=True):
     """Logging."""
 
@@ -194,4 +276,8 @@ class Config(_Section, frozen=True, kw_only=True):
     models: tuple[ModelConfig, ...] = (ModelConfig(),)
     tenants: dict[str, TenantConfig] = {}
     """By name, from the tables `[tenants.<name>]`."""
+    gateway: GatewayConfig = GatewayConfig()
+    bulk: BulkConfig = BulkConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    webhooks: WebhooksConfig = WebhooksConfig()
     log: LogConfig = LogConfig()

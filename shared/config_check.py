@@ -1,5 +1,6 @@
 """What settings must satisfy beyond their types: ranges, order, uniqueness."""
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Final
@@ -10,6 +11,7 @@ from .input_refs import url_problem
 from .keys import MODEL_NAME
 from .redis import redact_url
 from .validate import TENANT
+from .webhook_signing import secret_problem
 
 _Rule = tuple[Callable[[object], bool], str]
 
@@ -40,6 +42,11 @@ def _is_url(value: object) -> bool:
     return value is None or (isinstance(value, str) and value.startswith(schemes))
 
 
+def _are_origins(value: object) -> bool:
+    return isinstance(value, tuple) and all(_ORIGIN.fullmatch(one) for one in value)
+
+
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 _COUNT: Final = _between(1, 2**40)
 _RULES: Final[Mapping[str, _Rule]] = {
     "redis.url": (_is_url, "expected redis://, rediss:// or unix://"),
@@ -59,6 +66,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "storage.keep_s": _between(60, 10 * 365 * 86400),
     "retention.result_s": _between(1, 10 * 365 * 86400),
     "retention.dead_s": _between(1, 10 * 365 * 86400),
+    "retention.usage_days": _between(1, 3660),
     "scheduler.tick_ms": _between(1, 10_000),
     "scheduler.max_wait_ms": _between(0, 60_000),
     "scheduler.leader_lease_ms": _between(200, 600_000),
@@ -83,6 +91,25 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "worker.threads": _none_or(_between(1, 4096)),
     "worker.offload_layers": _none_or(_between(0, 4096)),
     "worker.step_timeout_s": _between(1, 86_400),
+    "webhooks.timeout_s": _between(0.1, 300),
+    "webhooks.max_attempts": _between(1, 20),
+    "bulk.window_tokens": _between(64, 2**20),
+    "bulk.overlap_tokens": _between(0, 2**19),
+    "bulk.max_open_jobs": _between(1, 100_000),
+    "bulk.keep_s": _between(60, 10 * 365 * 86400),
+    "metrics.port": _between(0, 65_535),
+    "gateway.port": _between(0, 65_535),
+    "gateway.cors_origins": (_are_origins, "expected https://host or http://host"),
+    "gateway.max_body_bytes": _between(1024, 512 * 1024 * 1024),
+    "gateway.request_timeout_s": _between(1, 86_400),
+    "gateway.keepalive_s": _between(0.1, 3600),
+    "gateway.slow_client_s": _between(0.1, 3600),
+    "gateway.drain_s": _between(0, 3600),
+    "gateway.stalled_s": _between(1, 3600),
+    "gateway.max_requests": _between(1, 1_000_000),
+    "gateway.max_file_bytes": _between(1024, 2**40),
+    "gateway.batch_lease_s": _between(0.3, 3600),
+    "gateway.files_keep_s": _between(60, 10 * 365 * 86400),
 }
 
 
@@ -102,6 +129,7 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
         if not holds(value):
             shown = redact_url(value) if isinstance(value, str) else value
             raise ConfigError(key, f"value {shown!r}; {expected}", origins.get(key))
+    _check_secrets(config, origins)
     _check_storage(config, origins)
     _check_tenants(config, origins)
     if not config.models:
@@ -111,12 +139,26 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
         _check_model(f"models[{index}]", model, seen, origins)
 
 
+def _check_secrets(config: Config, origins: Mapping[str, str]) -> None:
+    """A secret is never shown, a wrong one neither."""
+    for field in ("secret", "previous_secret"):
+        secret: str | None = getattr(config.webhooks, field)
+        problem = None if secret is None else secret_problem(secret)
+        if problem is not None:
+            key = f"webhooks.{field}"
+            raise ConfigError(key, problem, origins.get(key))
+
+
 def _check_storage(config: Config, origins: Mapping[str, str]) -> None:
     """The address is never shown: a wrong one may have credentials anywhere in it."""
-    url = config.storage.url
-    problem = None if url is None else url_problem(url)
-    if problem is not None:
-        raise ConfigError("storage.url", problem, origins.get("storage.url"))
+    urls = {
+        "storage.url": config.storage.url,
+        "gateway.files_url": config.gateway.files_url,
+    }
+    for key, url in urls.items():
+        problem = None if url is None else url_problem(url)
+        if problem is not None:
+            raise ConfigError(key, problem, origins.get(key))
     offload, most = config.storage.offload_bytes, config.limits.max_payload_bytes
     if offload is not None and offload > most:
         raise ConfigError(

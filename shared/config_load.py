@@ -28,9 +28,12 @@ NOT_SETTINGS: Final = frozenset(
     }
 )
 """Variables with a meaning of their own, read elsewhere."""
+SECRETS: Final = frozenset({"webhooks.secret", "webhooks.previous_secret"})
+"""Settings whose values are never shown."""
 RESERVED_PREFIXES: Final = (
     *("TOKENMILL_TEST_", "TOKENMILL_BENCH_"),
     *("TOKENMILL_BUILD_", "TOKENMILL_PROC_"),
+    *("TOKENMILL_REQUIRE_", "TOKENMILL_CHROMIUM"),
 )
 """Of our tests, benchmarks, build and process supervision; never settings."""
 _MODELS_VARIABLE: Final = "TOKENMILL_MODELS"
@@ -42,6 +45,8 @@ _SECTIONS: Final = {
 }
 _FIELDS: Final = {name: get_type_hints(kind) for name, kind in _SECTIONS.items()}
 _MODEL_FIELDS: Final = get_type_hints(ModelConfig)
+_LISTS: Final = (tuple[int, ...], tuple[str, ...])
+"""A variable holds these as values separated by commas."""
 _TENANTS_VARIABLE: Final = "TOKENMILL_TENANTS"
 _TENANT_FIELDS: Final = get_type_hints(TenantConfig)
 
@@ -62,6 +67,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
                 value = getattr(getattr(self.config, section), field)
                 if key == "redis.url" and value is not None:
                     value = redact_url(value)
+                elif key in SECRETS and value is not None:
+                    value = "***"
                 rows.append((key, value, self.origins.get(key, "default")))
         for index, model in enumerate(self.config.models):
             for field in _MODEL_FIELDS:
@@ -243,12 +250,13 @@ def _kind(key: str, field: str, fields: dict[str, type], origin: str) -> type:
 def _convert(
     key: str, raw: object, kind: type, origin: str, *, from_text: bool
 ) -> object:
-    if from_text and isinstance(raw, str) and kind == tuple[int, ...]:
+    if from_text and isinstance(raw, str) and kind in _LISTS:
         raw = [part.strip() for part in raw.split(",") if part.strip()]
     try:
         return msgspec.convert(raw, kind, strict=not from_text)
     except msgspec.ValidationError as error:
         shown = redact_url(raw) if isinstance(raw, str) else raw
+        shown = "***" if key in SECRETS else shown
         expected = str(error)
         if get_origin(kind) is Literal:
             expected = f"expected one of {', '.join(map(str, get_args(kind)))}"

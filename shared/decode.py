@@ -22,6 +22,7 @@ from .messages import (
 )
 
 _TYPE_PROBLEM: Final = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>.*)`)?", re.S)
+_MISSING_FIELD: Final = re.compile(r"missing required field `(.*)`", re.S)
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.*)`", re.S)
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "role": get_args(get_type_hints(Message)["role"]),
@@ -29,7 +30,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "job_class": tuple(JobClass),
 }
 """Fields that take one of a few words; the decoder's complaint does not list them."""
-_Kind = TypeVar("_Kind", Prompt, JobRequest)
+_Kind = TypeVar("_Kind")
 
 
 def decode_prompt(source: bytes | Mapping[str, object] | Prompt) -> Prompt:
@@ -47,10 +48,10 @@ def decode_prompt(source: bytes | Mapping[str, object] | Prompt) -> Prompt:
         InvalidRequest: Not an object, an unknown field, or a wrong type.
     """
     if isinstance(source, Prompt):
-        return _convert(_plain_prompt(source), Prompt, "prompt")
+        return convert(_plain_prompt(source), Prompt, "prompt")
     if isinstance(source, bytes):
-        return _convert(_parse(source, "prompt"), Prompt, "prompt")
-    return _convert(source, Prompt, "prompt")
+        return convert(parse(source, "prompt"), Prompt, "prompt")
+    return convert(source, Prompt, "prompt")
 
 
 def decode_request(payload: bytes) -> JobRequest:
@@ -68,10 +69,10 @@ def decode_request(payload: bytes) -> JobRequest:
         NewerSchema: Of the next version: it may wait for someone who reads it.
         ProtocolError: Of a version that nobody beside this process can have.
     """
-    plain = _parse(payload, "request")
+    plain = parse(payload, "request")
     # Before the fields are looked at: their types are those of the version.
     check_version(plain.get("v", 1) if isinstance(plain, dict) else 1, "the request")
-    request = _convert(plain, JobRequest, "request")
+    request = convert(plain, JobRequest, "request")
     if request.text_ref is not None and request.v < INPUT_REF_VERSION:
         raise InvalidRequest(
             "v",
@@ -115,7 +116,16 @@ def _plain_prompt(prompt: Prompt) -> dict[str, object]:
     return plain
 
 
-def _parse(source: bytes, what: str) -> object:
+def parse(source: bytes, what: str) -> object:
+    """Returns what JSON says.
+
+    Args:
+        source: JSON in UTF-8.
+        what: Names it in an error.
+
+    Raises:
+        InvalidRequest: It is not JSON in UTF-8, or nested too deeply.
+    """
     try:
         return msgspec.json.decode(source)
     except UnicodeDecodeError as error:
@@ -132,7 +142,18 @@ def _too_deep(what: str) -> InvalidRequest:
     )
 
 
-def _convert(source: object, kind: type[_Kind], what: str) -> _Kind:
+def convert(source: object, kind: type[_Kind], what: str) -> _Kind:
+    """Returns `source` as a struct whose fields all have the right types.
+
+    Args:
+        source: A mapping, as JSON gives it.
+        kind: The struct.
+        what: Names the whole in an error.
+
+    Raises:
+        InvalidRequest: Not an object, an unknown field, or a wrong type; it names the
+            field, the value found and what was expected.
+    """
     try:
         return msgspec.convert(source, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -151,6 +172,11 @@ def _type_error(text: str, source: object, what: str) -> InvalidRequest:
         parent = _field(path)
         field = f"{parent}.{unknown[1]}" if parent else unknown[1]
         return InvalidRequest(field, "is not a field that tokenmill knows")
+    missing = _MISSING_FIELD.search(problem)
+    if missing is not None:
+        parent = _field(path)
+        field = f"{parent}.{missing[1]}" if parent else missing[1]
+        return InvalidRequest(field, "is missing")
     field = _field(path) or what
     found = _value_at(path, source)
     choices = _CHOICES.get(field.rsplit(".", 1)[-1])

@@ -13,6 +13,7 @@
     ├── DeadlineUnreachable       refused at submit: it could not be done in time
     ├── ModelUnavailable          no live worker serves the model
     ├── UnknownJob                no record of that job id (or it has expired)
+    ├── UnknownRun                no record of that bulk run (or it has expired)
     ├── JobFailed                 the job ended as failed; carries code and message
     │   ├── JobCancelled
     │   └── JobExpired
@@ -20,6 +21,10 @@
     ├── ProtocolError             bytes from Redis that are not our wire format
     │   └── NewerSchema           a record of the next version: it waits for a reader
     ├── StorageUnavailable        the store of large inputs does not answer or refuses
+    ├── BulkItemsFailed           a bulk command came to its end, and some items failed
+    ├── BulkRunConflict           an output belongs to other options, or is in use
+    ├── BulkOutputFailed          an output file cannot be written
+    ├── BulkRunCancelled          someone cancelled the run of a bulk command
     ├── IllegalTransition         an event that the job's state does not allow
     ├── RedisUnavailable          no connection within the time-out
     ├── RedisUnsuitable           server too old, evicting, read-only, wrong password
@@ -178,16 +183,34 @@ class DeadlineUnreachable(TokenmillError):
 
 
 class ModelUnavailable(TokenmillError):
-    """No live worker serves the model, and the caller chose not to wait for one."""
+    """No live worker serves the model, and the caller chose not to wait for one.
+
+    Args:
+        message: Which model, and which are served.
+        cure: What to do, as the Python client and the command line have it.
+        is_known: Whether the pool is to serve the model or ever did.
+    """
 
     code = "model_unavailable"
     exit_code = 7
+
+    def __init__(self, message: str, cure: str = "", *, is_known: bool = True) -> None:
+        self.problem = message
+        self.is_known = is_known
+        super().__init__(f"{message}. {cure}" if cure else message)
 
 
 class UnknownJob(TokenmillError):
     """There is no record of this job: the id is wrong or its retention has passed."""
 
     code = "unknown_job"
+    exit_code = 8
+
+
+class UnknownRun(TokenmillError):
+    """There is no record of this bulk run: it was never begun, or it has expired."""
+
+    code = "unknown_run"
     exit_code = 8
 
 
@@ -266,6 +289,34 @@ class StorageUnavailable(TokenmillError):
 
     code = "storage_unavailable"
     exit_code = 16
+
+
+class BulkItemsFailed(TokenmillError):
+    """A bulk command wrote every line, and some of them say that their item failed."""
+
+    code = "items_failed"
+    exit_code = 3
+
+
+class BulkRunConflict(TokenmillError):
+    """An output was begun with other options or another input, or is in use."""
+
+    code = "run_conflict"
+    exit_code = 18
+
+
+class BulkOutputFailed(TokenmillError):
+    """An output file cannot be written, as on a full disk."""
+
+    code = "output_failed"
+    exit_code = 74
+
+
+class BulkRunCancelled(TokenmillError):
+    """Someone cancelled the run; what had ended by then has its line."""
+
+    code = "run_cancelled"
+    exit_code = 10
 
 
 class IllegalTransition(TokenmillError):

@@ -1,7 +1,9 @@
 """The only place that builds names in Redis.
 
 Per model and partition everything carries one hash tag, so a script touches one slot:
-`tm:{<model>:<partition>}:…`. Pool-wide names carry none.
+`tm:{<model>:<partition>}:…`. Pool-wide names carry none; those of files and batches are
+in `file_keys.py`, those of bulk runs in `bulk/keys.py`, those of webhooks in
+`webhook_keys.py`.
 """
 
 import os
@@ -12,7 +14,9 @@ from typing import Final
 
 import msgspec
 
+from .bulk.keys import PERMANENT as BULK_PERMANENT
 from .errors import UnknownJob
+from .webhook_keys import PERMANENT as WEBHOOK_PERMANENT
 
 POOL: Final = "tm:pool"
 """string, JSON PoolCard; permanent."""
@@ -28,17 +32,30 @@ will name; schedulers load it meanwhile; permanent."""
 SCRIPTS: Final = "tm:scripts"
 """hash, script name -> Lua source, for clients in other languages; permanent."""
 
+API_KEYS: Final = "tm:api-keys"
+"""hash, SHA-256 of an API key in hex -> JSON KeyRecord, revoked ones too; permanent."""
+
+PROCESSES: Final = "tm:processes"
+"""zset, `<kind>:<id>` -> Redis ms of the process's last sign; permanent, trimmed."""
+HISTORY: Final = "tm:history"
+"""Stream of samples of the pool, one each ten seconds, field s; permanent, trimmed."""
+
 JANITOR_QUEUE: Final = "tm:arq:janitor"
 """zset, arq's queue of housekeeping tasks; arq adds keys under `arq:` of its own."""
 
 INPUTS: Final = "tm:{*}:in:*"
 """Pattern of the requests of every shard, registered or not."""
 
-PERMANENT: Final = (POOL, STORE, MODELS, SHARDS, WARM, SCRIPTS, JANITOR_QUEUE)
+PERMANENT: Final = (
+    *(POOL, STORE, MODELS, SHARDS, WARM, SCRIPTS, JANITOR_QUEUE, API_KEYS),
+    *(PROCESSES, HISTORY),
+    *BULK_PERMANENT,
+    *WEBHOOK_PERMANENT,
+)
 """Names that stay in Redis for ever; so does what `tokenizer_key` names."""
 PERMANENT_IN_SHARD: Final = (
     *("lanes", "resume", "delayed", "lease", "deadline", "groups", "scheduler"),
-    *("load", "limits", "recent", "done", "dlq"),
+    *("load", "limits", "recent", "done", "dlq", "usage", "webhooks"),
 )
 """The same of each shard, after its prefix; so do the streams of its lanes. Everything
 else has an expiry."""
@@ -83,6 +100,20 @@ def is_permanent(name: str) -> bool:
 def tokenizer_key(fingerprint: str) -> str:
     """string, gzip of a JSON object of tokenizer files; permanent."""
     return f"tm:tokenizer:{fingerprint}"
+
+
+def session_key(fingerprint: str) -> str:
+    """string, fingerprint of an API key: a browser's session; expires.
+
+    Args:
+        fingerprint: SHA-256 of the session's cookie, in hex.
+    """
+    return f"tm:session:{fingerprint}"
+
+
+def process_key(member: str) -> str:
+    """string, JSON ProcessCard of a member of `tm:processes`; expires unless renewed."""
+    return f"tm:process:{member}"
 
 
 def partition_of(tenant: str, key: str, partitions: int) -> int:
@@ -290,6 +321,16 @@ class Keys:
     def done(self) -> str:
         """Stream of terminal events, trimmed."""
         return f"{self.prefix}done"
+
+    @property
+    def usage(self) -> str:
+        """hash, `<day>:<tenant>` -> what ended jobs have used (`lua/lib/usage.lua`)."""
+        return f"{self.prefix}usage"
+
+    @property
+    def webhooks(self) -> str:
+        """zset, job id with a webhook that is not settled -> Redis ms of enqueue."""
+        return f"{self.prefix}webhooks"
 
     @property
     def dead(self) -> str:

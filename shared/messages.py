@@ -115,6 +115,8 @@ class Prompt(
     clock of Redis."""
     refuse_late: bool = False
     """Refuse the job at once when it cannot meet its deadline at the measured rate."""
+    webhook: str | None = None
+    """http(s) address that is told of the job's end; see docs/webhooks.md."""
 
 
 class InputRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +283,9 @@ class PoolCard(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of more bytes than this go to the store."""
     max_input_bytes: int = 0
     """Largest input that the store takes."""
+    webhooks: Literal["none", "public", "any"] = "none"
+    """Which addresses the pool delivers webhooks to; `none` where it has no secret to
+    sign them with."""
 
 
 _encoder = msgspec.json.Encoder()

@@ -9,6 +9,7 @@ import redis.exceptions
 import structlog
 
 from .errors import RedisUnavailable, RedisUnsuitable
+from .metrics.catalog import REDIS_AWAY, REDIS_OUTAGES
 
 REDIS_ERRORS: Final = (
     redis.exceptions.RedisError,
@@ -53,6 +54,7 @@ class Outage:
         """
         if self._since is None:
             self._since = time.monotonic()
+            REDIS_AWAY.add(by=1)
             during = {} if where is None else {"during": where}
             self._log.warning(
                 "redis_unreachable", **during, error=str(error) or repr(error)
@@ -63,6 +65,8 @@ class Outage:
         if self._since is not None:
             seconds = time.monotonic() - self._since
             self._since = None
+            REDIS_AWAY.add(by=-1)
+            REDIS_OUTAGES.add()
             self._log.warning("redis_back", after_s=round(seconds, 2))
 
 

@@ -1,5 +1,7 @@
 """What a pool tells its producers, from its settings."""
 
+from typing import Literal
+
 from .config import Config
 from .messages import PoolCard
 
@@ -8,6 +10,9 @@ def pool_card(config: Config) -> PoolCard:
     """Returns what producers are told of a pool with these settings."""
     limits, storage = config.limits, config.storage
     is_stored = storage.url is not None
+    reach: Literal["any", "public"] = (
+        "any" if config.webhooks.allow_private else "public"
+    )
     offload_bytes = storage.offload_bytes or limits.max_payload_bytes // 2
     return PoolCard(
         partitions=config.pool.partitions,
@@ -18,4 +23,5 @@ def pool_card(config: Config) -> PoolCard:
         storage_url=storage.url,
         offload_bytes=offload_bytes if is_stored else 0,
         max_input_bytes=storage.max_input_bytes if is_stored else 0,
+        webhooks="none" if config.webhooks.secret is None else reach,
     )

@@ -52,6 +52,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Time of Redis at which it is queued, instead of a delay."""
     refuse_late: bool = False
     """Record nothing if it cannot meet its deadline at the measured rate."""
+    webhook: str | None = None
+    """Address that is told of the end."""
     v: int = 1
     """Lowest schema version whose readers understand the job."""
     keep_ms: int
@@ -233,6 +235,10 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The job that runs alone here; nobody joins it."""
     heartbeat_ms: int = 0
     """By the clock of Redis."""
+    tokens_per_s: float = 0.0
+    """Output tokens over the last ten seconds or so."""
+    output_tokens: int = 0
+    """Made since the start of this incarnation."""
     counters: "EngineCounters | None" = None
     """The engine's own, as of the last heartbeat; None: not read, not sent."""
 

@@ -97,7 +97,7 @@ class PublishScripts(ScriptRunner):
     ) -> _Call:
         k = self._keys
         keys = [k.lease, k.deadline, k.load, k.done, k.bell]
-        keys += (k.group(group), k.work(group))
+        keys += (k.group(group), k.work(group), k.usage)
         args: list[Argument] = [group, len(items)]
         for item, (tenant, idem) in zip(items, idems, strict=True):
             keys += self.job_keys(item.job_id, tenant, idem)

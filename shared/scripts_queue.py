@@ -41,6 +41,7 @@ class _Facts(msgspec.Struct, kw_only=True, omit_defaults=True):
     keep_ms: int = 3_600_000
     idempotency_key: str | None = None
     refuse_late: bool = False
+    webhook: str | None = None
     v: int = 1
 
 
@@ -86,6 +87,8 @@ class QueueScripts(ScriptRunner):
                 k.idempotency(job.tenant, idem) if idem else record,
             )
             args += (_encode(facts), job.payload)
+        if any(job.webhook is not None for job in jobs):
+            keys.append(k.webhooks)
         flat = await self.run_list("enqueue", keys, args)
         return [
             _reply(*four)
@@ -147,6 +150,7 @@ class QueueScripts(ScriptRunner):
                 k.control(hint.owner) if hint.owner else job_keys[0],
                 hint.entry_key or job_keys[0],
                 *job_keys,
+                k.usage,
             ]
             args: list[Argument] = [job_id, hint.owner, hint.entry_key]
             args += cancelled(job_id, hint)
@@ -195,6 +199,7 @@ def _facts(job: NewJob) -> _Facts:
         keep_ms=job.keep_ms,
         idempotency_key=job.idempotency_key,
         refuse_late=job.refuse_late,
+        webhook=job.webhook,
         v=job.v,
     )
 

@@ -156,7 +156,7 @@ class ReapScripts(ScriptRunner):
     ) -> list[str]:
         k = self._keys
         keys = [k.scheduler, k.lease, k.deadline, k.delayed, k.load, k.lanes]
-        keys += (k.done, k.dead, k.bell, k.resume)
+        keys += (k.done, k.dead, k.bell, k.resume, k.usage)
         args: list[Argument] = [*shared, len(rows)]
         for job_id, hint, plan in rows:
             job_keys = self.job_keys(job_id, hint.tenant, hint.idem)

@@ -160,7 +160,7 @@ class SchedulerScripts(ScriptRunner):
                 return False
             job_keys = self.job_keys(job_id, hint.tenant, hint.idem)
             keys = [k.scheduler, k.deadline, k.load, k.lanes, k.done, k.resume]
-            keys += (hint.entry_key or job_keys[0], *job_keys)
+            keys += (hint.entry_key or job_keys[0], k.usage, *job_keys)
             args: list[Argument] = [fence, job_id, state, hint.entry_key, result, end]
             args.append("" if entry is None else entry[1])
             status = text(await self.run("reject", keys, args))
@@ -212,6 +212,8 @@ def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
         alone=fields.get("alone", ""),
         serves=fields.get("serves") or "any",
         heartbeat_ms=number(fields.get("heartbeat_ms")),
+        tokens_per_s=float(fields.get("tokens_per_s") or 0),
+        output_tokens=number(fields.get("output_tokens")),
         counters=EngineCounters(
             **{
                 name: number(fields.get(name))

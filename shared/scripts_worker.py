@@ -149,7 +149,8 @@ class WorkerScripts(ScriptRunner):
         shard = [k.lease, k.deadline, k.delayed, k.load, k.done, k.dead, k.bell]
         tenant = idem = ""
         for _ in range(LOOKUPS):
-            keys = [*shard, k.group(group), *self.job_keys(job_id, tenant, idem)]
+            keys = [*shard, k.group(group), k.usage]
+            keys += self.job_keys(job_id, tenant, idem)
             args: list[Argument] = [group, job_id, epoch, error, delay_ms, max_attempts]
             args += (result, end, *cancelled(job_id), dead_ms)
             status = text(await self.run("fail", keys, args))
@@ -173,7 +174,7 @@ class WorkerScripts(ScriptRunner):
         for chunk in chunks(jobs):
             hints = await self.hints([job_id for job_id, _ in chunk])
             keys = [k.lease, k.deadline, k.load, k.done, k.bell]
-            keys += (k.group(group), k.work(group), k.resume)
+            keys += (k.group(group), k.work(group), k.resume, k.usage)
             args: list[Argument] = [group, len(chunk)]
             for (job_id, epoch), hint in zip(chunk, hints, strict=True):
                 keys += self.job_keys(job_id, hint.tenant, hint.idem)
@@ -191,6 +192,8 @@ def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
         *("block_size", info.block_size, "max_context", info.max_context),
         *("weights_version", info.weights_version, "step_fit_ms", f"{a:.6g} {b:.6g}"),
         *("state", info.state, "serves", info.serves, "schema", info.schema),
+        *("tokens_per_s", f"{info.tokens_per_s:.4g}"),
+        *("output_tokens", info.output_tokens),
         *(part for pair in counters.items() for part in pair),
     ]
 

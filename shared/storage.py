@@ -10,18 +10,14 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
-from .errors import InputUnreadable, StorageUnavailable, TokenmillError
-from .input_refs import LOCAL_SCHEMES, check_ref, is_input, url_problem
+from .errors import InputUnreadable, StorageUnavailable
+from .file_systems import is_local, modified_s, open_url, translated
+from .input_refs import check_ref, is_input, url_problem
 from .messages import InputRef
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 _THREADS: Final = 4
 """Objects that one process moves at a time."""
@@ -64,7 +60,7 @@ class Storage:
             raise StorageUnavailable(f"storage.url: {problem}")
         self.url = url
         self._max_bytes = max_bytes
-        self._fs, self._root = _open(url)
+        self._fs, self._root = open_url(url)
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="storage")
         self._turns = asyncio.Semaphore(_THREADS)
 
@@ -139,7 +135,7 @@ class Storage:
         longest_s = _TIMEOUT_S if longest_s is None else longest_s
 
         def guarded() -> _T:
-            with _translated(self.url):
+            with translated(self.url):
                 return work()
 
         try:
@@ -154,7 +150,7 @@ class Storage:
         return f"{self._root}/{ref.name}"
 
     def _write(self, path: str, content: bytes) -> None:
-        if not _is_local(self._fs):
+        if not is_local(self._fs):
             self._fs.pipe_file(path, content)  # object stores write whole or not at all
             return
         part = f"{path}.{os.getpid()}-{os.urandom(4).hex()}{_PART}"
@@ -197,7 +193,7 @@ class Storage:
         return content
 
     def _lacks_mark(self) -> bool:
-        return _is_local(self._fs) and not self._fs.exists(f"{self._root}/{_MARK}")
+        return is_local(self._fs) and not self._fs.exists(f"{self._root}/{_MARK}")
 
     def _require_mounted(self) -> None:
         """An empty mount point is no store that lost its objects: jobs can wait."""
@@ -220,12 +216,12 @@ class Storage:
         for path, info in found.items():
             name = str(path).lstrip("/").removeprefix(f"{root}/")
             if is_input(name) or _is_left_over(name):
-                yield StoredInput(name, int(info["size"]), _modified_s(info))
+                yield StoredInput(name, int(info["size"]), modified_s(info))
 
     def _remove_old(self, name: str, before_s: float) -> bool:
         path = f"{self._root}/{name}"
         try:
-            if _modified_s(self._fs.info(path)) >= before_s:
+            if modified_s(self._fs.info(path)) >= before_s:
                 return False
         except FileNotFoundError:
             return False
@@ -241,7 +237,7 @@ class Storage:
     def _probe(self) -> float:
         path = f"{self._root}/{_PROBE}{os.urandom(8).hex()}"
         content = os.urandom(16)
-        if _is_local(self._fs):
+        if is_local(self._fs):
             self._fs.makedirs(self._root, exist_ok=True)
         self._fs.pipe_file(path, content)
         try:
@@ -249,62 +245,11 @@ class Storage:
                 raise StorageUnavailable(
                     f"the store {self.url} gives back other bytes than were written"
                 )
-            return _modified_s(self._fs.info(path))
+            return modified_s(self._fs.info(path))
         finally:
             self._remove(path)
-
-
-@contextmanager
-def _translated(url: str, *but: type[Exception]) -> Iterator[None]:
-    kept: tuple[type[Exception], ...] = (TokenmillError, *but)
-    try:
-        yield
-    except kept:
-        raise
-    except Exception as error:
-        # Each backend raises errors of its own; all of them mean the same here.
-        raise StorageUnavailable(
-            f"the store {url} refused or did not answer: {type(error).__name__}: "
-            f"{str(error)[:200]}; check the address, its credentials and that this "
-            "host reaches it"
-        ) from error
-
-
-def _open(url: str) -> tuple["AbstractFileSystem", str]:
-    import fsspec
-
-    try:
-        with _translated(url, ImportError, ValueError):
-            fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    except ImportError as error:
-        scheme = url.partition(":")[0]
-        extra = "pip install 'tokenmill[s3]'" if scheme == "s3" else str(error)
-        raise StorageUnavailable(
-            f"the store {url} needs a package that is not installed: {extra}"
-        ) from error
-    except ValueError as error:
-        raise StorageUnavailable(
-            f"the store {url} cannot be opened: {error}; expected file:///directory, "
-            "s3://bucket/prefix or another fsspec URL"
-        ) from error
-    return fs, str(path).rstrip("/")
 
 
 def _is_left_over(name: str) -> bool:
     """Whether this is what a writer leaves that was killed at its work."""
     return name.startswith(_PROBE) or name.endswith(_PART)
-
-
-def _is_local(fs: "AbstractFileSystem") -> bool:
-    protocols = fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)
-    return bool(LOCAL_SCHEMES & set(protocols))
-
-
-def _modified_s(info: dict[str, Any]) -> float:
-    for field in ("mtime", "LastModified", "last_modified", "created"):
-        value = info.get(field)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    raise StorageUnavailable("the store does not tell when its objects were written")

@@ -6,13 +6,12 @@ from typing import Final
 
 from .errors import InvalidRequest
 from .messages import JobRequest
+from .token_pieces import EOS_TEXT as EOS_TEXT
 from .tokens import BYTES, Encoded, prompt_field, too_long
 from .tokens_control import refusal
 
 EOS_TOKEN_ID: Final = 256
 """End of sequence: the one id above the bytes, 0 to 255."""
-EOS_TEXT: Final = "<eos>"
-"""How the end-of-sequence token is spelled, so that tests have a control token."""
 _EOS: Final = re.compile(re.escape(EOS_TEXT))
 
 
@@ -55,6 +54,10 @@ class ByteTokenizer:
             except InvalidRequest as error:
                 encoded.append(error)
         return encoded
+
+    def count_texts(self, texts: Sequence[str]) -> list[int]:
+        """See `Tokenizer.count_texts`."""
+        return [len(text.encode()) for text in texts]
 
     @staticmethod
     def _literal(text: str) -> list[int]:

@@ -122,6 +122,16 @@ class HuggingFaceTokenizer:
             for request, ids in zip(requests, encoded, strict=True)
         ]
 
+    def count_texts(self, texts: Sequence[str]) -> list[int]:
+        """See `Tokenizer.count_texts`."""
+        outputs = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [
+            len(self._as_text().encode_text(text, "text"))
+            if self._control.find(text) is not None
+            else len(output.ids)
+            for text, output in zip(texts, outputs, strict=True)
+        ]
+
     def _prepare(self, request: JobRequest, max_context: int | None) -> str | list[int]:
         """Returns the text to encode, or the ids where they need another way."""
         if request.messages is not None:

@@ -14,6 +14,7 @@ from .decode import shown
 from .errors import InvalidRequest, PayloadTooLarge
 from .keys import MODEL_NAME
 from .messages import JobRequest, Message, ModelCard, PoolCard, Prompt, Sampling
+from .webhook_target import check_webhook as check_webhook
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARACTERS: Final = 256
@@ -75,6 +76,8 @@ def validate_prompt(
     _check_content(prompt.text, prompt.messages, card)
     _check_sampling(prompt.sampling, card)
     _check_queueing(prompt)
+    if prompt.webhook is not None:
+        check_webhook(prompt.webhook, pool)
 
 
 def validate_request(request: JobRequest, card: ModelCard | None) -> None:

@@ -14,6 +14,26 @@ from support.servers import SERVERS, RedisServer, running
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+_HERE = Path(__file__).parent
+_ALONE = {"faults": "faults", "browser": "browser"}
+"""Folders whose files never run beside each other: each test there has pools of several
+processes and counts on a core of its own."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Says to pytest-xdist (`--dist loadgroup`) what stays in one process: a file,
+    which has fixtures of its own for all its tests, and the folders above.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        file = item.path.relative_to(_HERE)
+        group = _ALONE.get(file.parts[0], str(file))
+        item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture(scope="session", params=SERVERS)
 def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:

@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from ..cli_support import handle_errors
+from .cli_health import health
 
 _Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 _Url = Annotated[str | None, typer.Option("--url", help="Redis URL of the pool.")]
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
     app.command("up")(handle_errors(up))
     app.command("doctor")(handle_errors(doctor))
+    app.command("health")(handle_errors(health))
     settings = typer.Typer(help="Settings in force.", no_args_is_help=True)
     settings.command("show")(handle_errors(show_config))
     # A group with one command needs a callback to stay a group.
@@ -49,12 +51,23 @@ def up(
     no_janitor: Annotated[
         bool, typer.Option("--no-janitor", help="Start no janitor.")
     ] = False,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Serve HTTP too, with a dashboard.")
+    ] = False,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one."),
+    ] = None,
     standby: Annotated[
         int, typer.Option(min=0, max=8, help="Schedulers that stand by.")
     ] = 0,
     engine: Annotated[
         str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
     ] = "model",
+    profile: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Time workers' steps into this directory."),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Written when the pool serves.")
     ] = None,
@@ -69,7 +82,12 @@ def up(
         num_schedulers=1 + standby,
         with_workers=not no_worker,
         with_janitor=not no_janitor,
+        with_gateway=gateway or gateway_port is not None,
+        gateway_port=gateway_port,
+        profile=profile,
     )
+    if profile is not None:
+        profile.mkdir(parents=True, exist_ok=True)
     overrides = Overrides(
         url=url, state_dir=state_dir, workers=workers, models=tuple(model or ())
     )

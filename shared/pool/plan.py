@@ -16,8 +16,11 @@ from .processes import ChildSpec
 GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
 """Names a worker's incarnation, so that its leases can be forfeited when it dies."""
 ALLOCATOR_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
+GATEWAY: Final = "gateway"
+"""Name of the child that speaks HTTP."""
 _DRAIN_MARGIN_S: Final = 8.0
-"""On top of `worker.drain_s`: handing back, leaving, and a slow machine."""
+"""On top of `worker.drain_s` or `gateway.drain_s`: handing back, leaving, and a slow
+machine."""
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +32,11 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Active one included; further ones stand by."""
     with_workers: bool = True
     with_janitor: bool = True
+    with_gateway: bool = False
+    gateway_port: int | None = None
+    """None takes the setting; 0 is a free one."""
+    profile: Path | None = None
+    """Directory to which workers time their steps."""
 
 
 def plan_children(
@@ -62,6 +70,18 @@ def plan_children(
                 name="janitor", command=_command("janitor"), env=fixed, essential=False
             )
         )
+    if options.with_gateway:
+        port = options.gateway_port
+        given = () if port is None else ("--port", str(port))
+        children.append(
+            ChildSpec(
+                name=GATEWAY,
+                command=_command("gateway", *given),
+                env=fixed,
+                essential=False,
+                grace_s=config.gateway.drain_s + _DRAIN_MARGIN_S,
+            )
+        )
     if options.with_workers:
         children += _workers(options, config, common)
     return children
@@ -81,6 +101,8 @@ def _workers(
             )
         for replica in range(model.replicas):
             command = _command("work", "--name", model.name, "--engine", options.engine)
+            if options.profile is not None:
+                command += ("--profile", str(options.profile.absolute()))
             if model.serves:
                 command += ("--serves", model.serves[replica])
             specs.append(

@@ -16,6 +16,8 @@ from ..connection import FILE_NAME, ConnectionFile, state_dir, write_connection
 from ..errors import RedisUnavailable, RedisUnsuitable
 from ..keys import POOL
 from ..messages import encode
+from ..metrics.targets import FILE_NAME as TARGETS
+from ..metrics.targets import keep_targets
 from ..pool_card import pool_card
 from ..redis import connect, redact_url, translate
 from ..server_check import check_server
@@ -23,7 +25,7 @@ from .embedded import EmbeddedRedis
 from .lines import line, passed_on, process_line
 from .lock import StateLock
 from .output import Output
-from .plan import PoolOptions, plan_children
+from .plan import GATEWAY, PoolOptions, plan_children
 from .processes import Child, ChildState, Supervisor
 from .watching import Forfeiter, Watcher, forget_dead_groups, is_worker
 
@@ -186,6 +188,9 @@ class Pool:
         if not self._console:
             line(f"logs: {self._directory / 'logs'}")
         tasks = [asyncio.create_task(self._watcher.run(), name="watch")]
+        if self._config.metrics.enabled:
+            kept = keep_targets(client, self._directory / TARGETS)
+            tasks.append(asyncio.create_task(kept, name="targets"))
         if self._embedded is not None:
             tasks.append(asyncio.create_task(self._keep_redis(), name="redis"))
         try:
@@ -219,12 +224,15 @@ class Pool:
         return failed.exit_code or EXIT_FAILED
 
     async def _drain(self) -> None:
-        """Workers first, so that what they hand back is still taken; Redis last."""
+        """The gateway first, while its streams are still served; then the workers, so
+        that what they hand back is still taken; Redis last.
+        """
         children = self._supervisor.children
         workers = [child.spec.name for child in children if is_worker(child)]
         others = [child.spec.name for child in children if not is_worker(child)]
 
         async def in_order() -> None:
+            await self._supervisor.stop([GATEWAY])
             await self._supervisor.stop(workers)
             await self._supervisor.stop(others)
 

@@ -2,11 +2,19 @@
 
 import json
 import logging
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import redis
-from support.pools import MODEL, up
+from support.pools import MODEL, UpProcess, up
 from support.waiting import wait_until_sync
 
 from tokenmill import Message, Prompt, Sampling, SyncClient
@@ -18,6 +26,93 @@ MARKER = "quokka-4711"
 """Stands for what a prompt says."""
 SECRET = "sk-live-0123456789abcdef"
 """Stands for a key that someone pastes into a prompt or an option."""
+HOOK_SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZg=="
+HOOK_TOKEN = "hook-token-5512"
+"""Stands for what people put into the path or query of a webhook's address."""
+WRONG_KEY = "tm-wrong-key-7781"
+WRONG_PASSWORD = "wrong-password-9913"
+
+
+class _Hooks(BaseHTTPRequestHandler):
+    """Refuses what comes to /refused, and takes the rest."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(404 if self.path.startswith("/refused") else 204)
+        self.end_headers()
+
+    def log_message(self, *parts: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def hooks() -> Iterator[str]:
+    """A receiver of webhooks, by its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hooks) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def submit_hooks(mill: SyncClient, base: str) -> list[str]:
+    """Webhooks that arrive, that are given up, and that are refused."""
+    sent = []
+    for path in ("taken", "refused"):
+        url = f"{base}/{path}/{HOOK_TOKEN}?token={HOOK_TOKEN}"
+        sent.append(mill.submit(Prompt(MARKER, model=MODEL, webhook=url)).id)
+    for wrong in (f"http://me:{HOOK_TOKEN}@example.com/", f"ftp://x/{HOOK_TOKEN}"):
+        with pytest.raises(TokenmillError) as caught:
+            mill.submit(Prompt(MARKER, model=MODEL, webhook=wrong))
+        assert HOOK_TOKEN not in str(caught.value)
+    return sent
+
+
+def call_gateway(base: str, key: str) -> None:
+    """A call that is served, one with a wrong key, and one that is refused."""
+    body = {"model": MODEL, "prompt": f"{MARKER} {SECRET}", "max_tokens": 4}
+    for sent, auth, status in (
+        (body, key, 200),
+        (body, WRONG_KEY, 401),
+        (body | {"stop": SECRET * 50}, key, 400),
+        (body | {f"{SECRET}": MARKER}, key, 400),
+    ):
+        headers = {"Authorization": f"Bearer {auth}"}
+        answer = httpx.post(
+            f"{base}/v1/completions", json=sent, headers=headers, timeout=20
+        )
+        assert answer.status_code == status, answer.text
+
+
+def make_key(pool: UpProcess) -> str:
+    """A key of the gateway, as the command prints it."""
+    command = [sys.executable, "-m", "tokenmill", "keys", "create", "--json"]
+    done = subprocess.run(
+        [*command, "--tenant", "acme", "--scope", "inference", "--url", pool.url],
+        env=pool.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return str(json.loads(done.stdout)["key"])
+
+
+def refused_start(pool: UpProcess) -> str:
+    """What a janitor says that has a wrong password."""
+    parts = urlsplit(pool.url)
+    url = f"redis://:{WRONG_PASSWORD}@{parts.hostname}:{parts.port}/0"
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill", "janitor"],
+        env={**pool.env, "TOKENMILL_URL": url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    return done.stdout + done.stderr
 
 
 def submit_all(mill: SyncClient) -> list[str]:
@@ -43,6 +138,10 @@ def submit_all(mill: SyncClient) -> list[str]:
     return [job.id for job in (*ids, waiting)]
 
 
+GATEWAY = r"http://127\.0\.0\.1:\d+"
+"""Its address, as `up` prints it."""
+
+
 def submit_raw(url: str, payload: str) -> str:
     """A payload as a client without any check would send it."""
     keys, lane = Keys(MODEL, 0), lane_of("default")
@@ -62,11 +161,29 @@ def submit_raw(url: str, payload: str) -> str:
 
 def test_logs_hold_no_prompt_no_key_and_no_password(tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO)
-    with up(tmp_path) as pool:
+    settings = {
+        "TOKENMILL_WEBHOOKS_SECRET": HOOK_SECRET,
+        "TOKENMILL_WEBHOOKS_ALLOW_PRIVATE": "true",
+        "TOKENMILL_GATEWAY_AUTH": "keys",
+    }
+    options = ("--gateway", "--gateway-port", "0")
+    with hooks() as base, up(tmp_path, *options, janitor=True, **settings) as pool:
         password = urlsplit(pool.url).password
         assert password
+        key = make_key(pool)
+        call_gateway(re.search(GATEWAY, pool.logs())[0], key)
+        refusal = refused_start(pool)
         with SyncClient(pool.url) as mill:
             ids = submit_all(mill)
+            told = submit_hooks(mill, base)
+            wait_until_sync(
+                lambda: (
+                    {one.state for one in mill.webhooks() if one.id in told}
+                    == {"delivered", "given_up"}
+                ),
+                timeout_s=20,
+                what="both webhooks",
+            )
             broken = [
                 f'{{"text": 5, "sampling": {{"stop": "{SECRET} {MARKER}"}}}}',
                 f'{{"text": "{MARKER} {SECRET}", "sampling": {{"{SECRET}": 1}}}}',
@@ -79,11 +196,13 @@ def test_logs_hold_no_prompt_no_key_and_no_password(tmp_path, caplog) -> None:
 
         def all_told() -> bool:
             logs = pool.logs()
-            return all(job_id in logs for job_id in (*ids, *failed))
+            ends = ("webhook_delivered", "webhook_given_up")
+            return all(name in logs for name in (*ids, *failed, *told, *ends))
 
         wait_until_sync(all_told, timeout_s=20, what="a log line for each job")
         assert pool.stop() == 0
-        logs = pool.logs() + caplog.text
-    for hidden in (MARKER, SECRET, password):
+        logs = pool.logs() + caplog.text + refusal
+    secrets = (password, key, HOOK_SECRET, HOOK_TOKEN, WRONG_KEY, WRONG_PASSWORD)
+    for hidden in (MARKER, SECRET, *secrets):
         at = logs.find(hidden)
         assert at < 0, logs[max(at - 300, 0) : at + 100]

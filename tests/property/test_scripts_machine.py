@@ -29,6 +29,7 @@ from tokenmill import Client
 from tokenmill.shared.errors import QueueFull
 from tokenmill.shared.keys import JobId
 from tokenmill.shared.lifecycle import TERMINAL
+from tokenmill.shared.messages import Usage
 from tokenmill.shared.scripts import EmitItem, Limits, NewJob
 
 GROUPS = ("g1", "g2")
@@ -109,8 +110,9 @@ class ScriptMachine(RuleBasedStateMachine):
         delay_ms=st.sampled_from([0, 0, HOUR_MS]),
         key=st.sampled_from([None, None, "k1", "k2"]),
         tokens=st.integers(1, 40),
+        webhook=st.sampled_from([None, None, "https://example.com/hook"]),
     )
-    def enqueue(self, job_class, tenant, deadline_ms, delay_ms, key, tokens) -> None:
+    def enqueue(self, job_class, tenant, deadline_ms, delay_ms, key, **more) -> None:
         job = new_job(
             id=self.new_id(),
             job_class=job_class,
@@ -118,7 +120,7 @@ class ScriptMachine(RuleBasedStateMachine):
             deadline_ms=deadline_ms,
             delay_ms=delay_ms,
             idempotency_key=key,
-            tokens=tokens,
+            **more,
         )
         full = self.is_full(tenant)
         replies = self.do(self.shard.scripts.enqueue([job, job]))
@@ -284,24 +286,29 @@ class ScriptMachine(RuleBasedStateMachine):
         way=st.sampled_from(["finish", "fail", "renew", "release"]),
         state=st.sampled_from(["succeeded", "failed", "cancelled", "expired"]),
         max_attempts=st.integers(1, 3),
+        tells=st.booleans(),
     )
-    def owner_sends(self, number, way, state, max_attempts) -> None:
+    def owner_sends(self, number, way, state, max_attempts, tells) -> None:
         # One rule for all: jobs should live long enough to meet something.
         grant = self.grant(number)
         if way == "finish":
-            self.finish(grant, state)
+            self.finish(grant, state, self.usage(grant) if tells else None)
         elif way == "fail":
-            self.fail(grant, max_attempts)
+            self.fail(grant, max_attempts, self.usage(grant) if tells else None)
         elif way == "renew":
             self.renew(grant)
         else:
             self.release(grant)
 
-    def finish(self, grant, state) -> None:
+    def usage(self, grant) -> Usage:
+        """What an owner tells; more than the log holds, as what it holds back."""
+        return Usage(prompt_tokens=7, completion_tokens=sum(grant.offsets) + 3)
+
+    def finish(self, grant, state, usage) -> None:
         held, before = self.holds(grant), self.jobs[grant.job_id]["state"]
         status = self.do(
             self.shard.finish(
-                grant.job_id, grant.epoch, grant.seq + 1, state, grant.group
+                grant.job_id, grant.epoch, grant.seq + 1, state, grant.group, usage
             )
         )
         if held and not (before == "dispatched" and state == "succeeded"):
@@ -310,11 +317,11 @@ class ScriptMachine(RuleBasedStateMachine):
         else:
             assert status == ("duplicate" if grant.finished else "lost")
 
-    def fail(self, grant, max_attempts) -> None:
+    def fail(self, grant, max_attempts, usage) -> None:
         job = self.jobs[grant.job_id]
         running = self.holds(grant) and job["state"] == "running"
         status = self.do(
-            self.shard.fail(grant.job_id, grant.epoch, max_attempts, grant.group)
+            self.shard.fail(grant.job_id, grant.epoch, max_attempts, grant.group, usage)
         )
         if not running:
             assert status == "lost"

@@ -7,7 +7,7 @@ from support.fake_runner import FakeRunner
 from tokenmill.shared.messages import JobClass
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
-from tokenmill.workers.engine.pacing import LEAST_CHUNK
+from tokenmill.workers.engine.pacing import BULK_STEP_MS, LEAST_CHUNK
 from tokenmill.workers.engine.request import EngineRequest
 
 
@@ -98,6 +98,34 @@ def test_bulk_alone_and_no_target_are_not_bounded():
     for options in ({"job_class": JobClass.BULK}, {"step_target_ms": 0.0}):
         _, busy, _ = run(**options)
         assert len(busy) == 1
+
+
+def test_bulk_prompts_run_in_steps_that_nobody_waits_long_for():
+    """And an interactive prompt that comes shares its step with few of them."""
+    runner = TimedRunner(num_blocks=4000, max_context=2000)
+    engine = Engine(runner, TokenTable.for_bytes(), clock=lambda: runner.now)
+    took: list[float] = []
+
+    def step() -> None:
+        began = runner.now
+        engine.step()
+        took.append((runner.now - began) * 1e3)
+
+    for name in range(6):
+        base = request(f"b{name}", [name] * 300, max_tokens=2)
+        bulk = {n: getattr(base, n) for n in base.__struct_fields__}
+        engine.add(EngineRequest(**{**bulk, "job_class": JobClass.BULK}))
+    for _ in range(6):
+        step()
+    assert max(took[2:]) <= 1.2 * BULK_STEP_MS
+    assert min(took[2:]) >= 0.5 * BULK_STEP_MS
+    engine.add(request("i", [9] * 200, max_tokens=1))
+    before = len(runner.batches)
+    step()
+    (asked,) = [len(batch.token_ids) for batch in runner.batches[before:]]
+    assert 200 <= asked <= 230
+    while engine.has_work:
+        step()
 
 
 def test_a_prompt_by_itself_runs_in_whole_chunks():

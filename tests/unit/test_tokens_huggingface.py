@@ -127,6 +127,15 @@ def test_control_tokens_are_refused_with_field_token_and_choices(tokenizer):
     assert caught.value.field == "messages[1].content"
 
 
+def test_tokens_of_texts_are_counted_without_special_ones(tokenizer, reference):
+    texts = ["hello", " the fox\n\n", "été 東京 🙂", ""]
+    plain = [len(reference(t, add_special_tokens=False)["input_ids"]) for t in texts]
+    assert tokenizer.count_texts(texts) == plain
+    [spelled] = tokenizer.count_texts([f"a {END} b"])
+    request = JobRequest(text=f"a {END} b", control_tokens="as_text")
+    assert spelled == len(tokenizer.encode_request(request))
+
+
 def test_control_tokens_act_where_allowed(tokenizer, reference):
     request = JobRequest(text="a <|im_end|> b", control_tokens="allow")
     ids = tokenizer.encode_request(request)
