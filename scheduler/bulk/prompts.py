@@ -1,7 +1,8 @@
 """What the model is asked for a window of a document, or for partial summaries.
 
 The instruction comes first and has the same bytes in every job of a run and level, so
-that the prefix cache computes it once; the title follows it.
+that the prefix cache computes it once; the title follows it. A reminder comes last: a
+small model that has read two thousand tokens goes on writing the text otherwise.
 """
 
 import math
@@ -35,6 +36,8 @@ class Ask(msgspec.Struct, frozen=True):
     """How one part of a document is asked for."""
 
     instruction: str
+    reminder: str
+    """Repeats in one sentence, after the text, what is to be done."""
     max_words: int
     max_tokens: int
 
@@ -63,7 +66,12 @@ def ask_for(spec: RunSpec, *, level: int, is_last: bool, window_tokens: int) -> 
         f"of at most {words} words, in its language, with nothing that it does not "
         f"say.{style}"
     )
-    return Ask(instruction, words, tokens)
+    above = "text" if level == 0 else "partial summaries"
+    reminder = (
+        f"Summarize the {above} above in one paragraph of at most {words} words. "
+        "Write prose."
+    )
+    return Ask(instruction, reminder, words, tokens)
 
 
 def prompt_for(spec: RunSpec, ask: Ask, title: str, text: str, *, form: Form) -> Prompt:
@@ -77,7 +85,8 @@ def prompt_for(spec: RunSpec, ask: Ask, title: str, text: str, *, form: Form) ->
         form: How the model takes the instruction.
     """
     named = " ".join(title.split())[:TITLE_CHARACTERS]
-    body = f"Title: {named}\n\n{text}" if named else text
+    heading = f"Title: {named}\n\n" if named else ""
+    body = f'{heading}"""\n{text}\n"""\n\n{ask.reminder}'
     sampling = Sampling(max_tokens=ask.max_tokens, frequency_penalty=FREQUENCY_PENALTY)
     plain: str | None = None
     messages: tuple[Message, ...] | None = None

@@ -45,7 +45,7 @@ def test_the_instruction_goes_where_the_template_takes_it():
     assert forms == ["system", "user", "text"]
 
 
-@pytest.mark.parametrize("context", [450, 600, 1000])
+@pytest.mark.parametrize("context", [600, 800, 1000])
 def test_every_job_of_every_level_fits_the_context(context: int):
     tokenizer = ByteTokenizer()
     level = first_level(SPEC, "Title", TEXT, tokenizer, card(context))

@@ -112,7 +112,9 @@ def test_the_instruction_of_a_level_does_not_depend_on_the_document():
     assert message.content.startswith(f"{ask.instruction}\n\nTitle: Title")
     plain = prompt_for(SPEC, ask, "Title", "Text.", form="text")
     assert plain.text is not None
-    assert plain.text.startswith(f"{ask.instruction}\n\nTitle: Title\n\nText.")
+    assert plain.text.startswith(f"{ask.instruction}\n\nTitle: Title\n\n")
+    above = plain.text.partition(ask.reminder)[0]
+    assert "\nText.\n" in above, "the reminder comes after the text"
 
 
 @pytest.mark.parametrize("window_tokens", [64, 512, 2048])
