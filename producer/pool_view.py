@@ -124,8 +124,7 @@ class PoolView:
         known = view.card is not None or name in view.pool.models
         cause = "has no live worker" if known else "is not known to this pool"
         raise ModelUnavailable(
-            f"the model '{name}' {cause}; "
-            f"served now: {', '.join(served) or 'none'}",
+            f"the model '{name}' {cause}; served now: {', '.join(served) or 'none'}",
             "Start a worker for it, or wait for one (when_unserved='wait', on the "
             "command line --wait-for-worker)",
             is_known=known,

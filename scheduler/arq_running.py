@@ -1,8 +1,10 @@
 """arq's workers: their connection, their end, and starting them again."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -13,6 +15,12 @@ from ..shared.config import Config
 from ..shared.redis import connect
 from .outage import REDIS_ERRORS, Outage
 
+IDLE_S: Final = 5.0
+"""How long an idle worker sleeps at most."""
+GATHER_S: Final = 0.01
+"""What is queued within this time of a wake is taken together."""
+_quiet: "set[QuietWorker]" = set()
+"""Those that run in this process."""
 _log = structlog.get_logger(__name__)
 
 
@@ -33,6 +41,55 @@ def arq_options(url: str, config: Config, queue: str) -> dict[str, Any]:
     client = connect(url, socket_timeout_s=config.redis.socket_timeout_s)
     pool = ArqRedis(client.connection_pool, default_queue_name=queue, **serializers)
     return {"redis_pool": pool, **serializers}
+
+
+class QuietWorker(Worker):
+    """An arq worker that waits for work instead of asking for it all the time.
+
+    arq asks Redis every `poll_delay` seconds. This one does so while tasks run or are
+    due; else it sleeps until the next is due by the queue or the timetable, until
+    `wake` says that something was queued here, or for `IDLE_S`, after which it finds
+    what another process queued and did not live to do.
+    """
+
+    async def main(self) -> None:
+        """Runs what is queued, until cancelled."""
+        self.ctx["redis"] = self.pool
+        self._woken = asyncio.Event()
+        _quiet.add(self)
+        try:
+            while True:
+                await self._poll_iteration()
+                try:
+                    async with asyncio.timeout(await self._pause_s()):
+                        await self._woken.wait()
+                    await asyncio.sleep(GATHER_S)
+                except TimeoutError:
+                    pass  # it is time
+                self._woken.clear()
+        finally:
+            _quiet.discard(self)
+
+    def wake(self) -> None:
+        """Says that something was queued."""
+        self._woken.set()
+
+    async def _pause_s(self) -> float:
+        """Seconds until there is something to ask for."""
+        if self.tasks:
+            return self.poll_delay_s
+        first = await self.pool.zrange(self.queue_name, 0, 0, withscores=True)
+        due = [score / 1000 for _, score in first]
+        due += [job.next_run.timestamp() for job in self.cron_jobs if job.next_run]
+        left_s = min(due, default=math.inf) - time.time()
+        return min(max(left_s, self.poll_delay_s), IDLE_S)
+
+
+def wake(queue: str) -> None:
+    """Wakes the workers of this process that serve a queue: something was put there."""
+    for worker in _quiet:
+        if worker.queue_name == queue:
+            worker.wake()
 
 
 async def run_worker(worker: Worker) -> None:

@@ -6,8 +6,6 @@ handlers are idempotent. The stream is trimmed: what a handler must not miss, it
 by a sweep of its own as well.
 """
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
@@ -16,19 +14,17 @@ import redis.asyncio
 import structlog
 
 from ..shared.bulk.keys import EVENTS
-from ..shared.keys import Keys
+from ..shared.keys import SHARDS, Keys
 from ..shared.script_runner import text
-from .housekeeping import shards
+from .housekeeping import shards_of
 from .outage import REDIS_ERRORS
 
 PAUSE_S: Final = 0.2
 """At most five reads a second, whatever the load: each takes up to `COUNT` events."""
 COUNT: Final = 1000
 """Events of each shard in one read."""
-BLOCK_MS: Final = 500
-"""How long an idle read waits for the first event."""
-SHARDS_S: Final = 1.0
-"""How often it is asked which shards there are."""
+BLOCK_MS: Final = 2000
+"""How long an idle read waits for the first event; it learns of new shards after."""
 START: Final = "0-0"
 """Where a shard is begun that has no cursor: events before ours do no harm."""
 _log = structlog.get_logger(__name__)
@@ -54,15 +50,22 @@ class DoneReader:
     Args:
         client: Redis; replies are bytes.
         handlers: Called in turn with what was read.
+        bell: A further stream; a new entry ends the wait, and is not looked at.
     """
 
     def __init__(
-        self, client: "redis.asyncio.Redis", handlers: Sequence[Handler]
+        self,
+        client: "redis.asyncio.Redis",
+        handlers: Sequence[Handler],
+        *,
+        bell: str,
     ) -> None:
         self._client = client
         self._handlers = handlers
+        self._bell = bell
+        self._rung = START
+        self._members: set[bytes] = set()
         self._shards: dict[str, Keys] = {}
-        self._shards_at = -SHARDS_S
 
     async def step(self) -> int:
         """Reads once and has the events handled.
@@ -73,21 +76,23 @@ class DoneReader:
         Raises:
             RedisError: Redis did not answer.
         """
-        await self._look_for_shards()
-        if not self._shards:
-            await asyncio.sleep(BLOCK_MS / 1000)
-            return 0
-        cursors = await self._cursors()
+        cursors = await self._look()
         found = await self._client.xread(
             {
-                keys.done: cursors.get(keys.shard, START)
-                for keys in self._shards.values()
+                self._bell: self._rung,
+                **{
+                    keys.done: cursors.get(keys.shard, START)
+                    for keys in self._shards.values()
+                },
             },
             count=COUNT,
             block=BLOCK_MS,
         )
         total = 0
         for name, rows in found:
+            if text(name) == self._bell:
+                self._rung = text(rows[-1][0])
+                continue
             keys = self._shards[text(name)]
             await self._handle(keys, [_event(fields) for _, fields in rows])
             await cast(
@@ -97,18 +102,18 @@ class DoneReader:
             total += len(rows)
         return total
 
-    async def _look_for_shards(self) -> None:
-        now = time.monotonic()
-        if not self._shards or now - self._shards_at >= SHARDS_S:
-            self._shards = {keys.done: keys for keys in await shards(self._client)}
-            self._shards_at = now
-
-    async def _cursors(self) -> dict[str, str]:
-        raw = cast(
-            "dict[bytes, bytes]",
-            await cast("object", self._client.hgetall(EVENTS)),  # type: ignore[misc]
+    async def _look(self) -> dict[str, str]:
+        """Learns which shards there are; returns the cursors of those begun."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.smembers(SHARDS)
+        pipe.hgetall(EVENTS)
+        members, cursors = cast(
+            "tuple[set[bytes], dict[bytes, bytes]]", await pipe.execute()
         )
-        return {text(shard): text(last) for shard, last in raw.items()}
+        if members != self._members:
+            self._members = members
+            self._shards = {keys.done: keys for keys in shards_of(members)}
+        return {text(shard): text(last) for shard, last in cursors.items()}
 
     async def _handle(self, keys: Keys, events: Sequence[DoneEvent]) -> None:
         for handler in self._handlers:

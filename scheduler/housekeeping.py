@@ -7,7 +7,7 @@ in a transaction that watches its record, so that no transition is undone.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, cast
 
 import redis.asyncio
@@ -37,7 +37,11 @@ _log = structlog.get_logger(__name__)
 
 async def shards(client: "redis.asyncio.Redis") -> list[Keys]:
     """Returns the names of every shard, in order."""
-    members = cast("set[bytes]", await client.smembers(SHARDS))  # type: ignore[misc]
+    return shards_of(cast("set[bytes]", await client.smembers(SHARDS)))  # type: ignore[misc]
+
+
+def shards_of(members: Iterable[bytes]) -> list[Keys]:
+    """Returns the names of the shards that the set of shards holds, in order."""
     names = sorted(member.decode(errors="replace") for member in members)
     return [Keys.of_shard(name) for name in names if is_shard(name)]
 

@@ -13,7 +13,6 @@ from typing import Final, cast
 import arq
 import redis.asyncio
 import structlog
-from arq.worker import Worker
 
 from ..shared.config import Config
 from ..shared.errors import ProtocolError
@@ -21,7 +20,7 @@ from ..shared.keys import JANITOR_QUEUE, Keys
 from ..shared.metrics.serving import shown
 from ..shared.redis import connect
 from ..shared.script_types import DEAD_MS
-from .arq_running import arq_options, keep_running, run_worker
+from .arq_running import QuietWorker, arq_options, keep_running, run_worker
 from .books import mend_books
 from .bulk.running import supervise_bulk
 from .history import Sampler
@@ -33,7 +32,7 @@ from .webhook_service import run_webhooks
 from .webhooks import Webhooks
 
 POLL_S: Final = 1.0
-"""arq looks for due tasks this often; housekeeping is never urgent."""
+"""Tasks that run or are due are looked at this often; none is urgent."""
 TASK_S: Final = 600
 """Longest run of one task."""
 MINUTES: Final = {0, 10, 20, 30, 40, 50}
@@ -99,14 +98,14 @@ def _remove_inputs(config: Config) -> Callable[[dict[str, object]], Awaitable[No
     return remove_inputs
 
 
-def make_worker(url: str, config: Config) -> Worker:
+def make_worker(url: str, config: Config) -> QuietWorker:
     """Returns the arq worker that runs the timetable.
 
     Args:
         url: Redis of the pool.
         config: Its settings.
     """
-    return Worker(
+    return QuietWorker(
         cron_jobs=[
             arq.cron(trim_streams, minute={5, 35}, run_at_startup=True),
             arq.cron(trim_usage, minute={25}, run_at_startup=True),

@@ -7,18 +7,17 @@ from typing import Final, cast
 import arq
 import redis.asyncio
 import structlog
-from arq.worker import Worker
 
 from ..shared.config import Config
 from ..shared.webhook_keys import QUEUE
-from .arq_running import arq_options, keep_running, run_worker
+from .arq_running import QuietWorker, arq_options, keep_running, run_worker
 from .outage import REDIS_ERRORS
 from .webhook_delivery import Deliverer
 from .webhook_transport import Poster
 from .webhooks import TASK, Webhooks
 
 POLL_S: Final = 0.25
-"""arq looks for due deliveries this often."""
+"""Deliveries that run or are due are looked at this often."""
 MOST_AT_ONCE: Final = 48
 MARGIN_S: Final = 5.0
 """Of a task, beside the attempt itself: what it reads and writes in Redis."""
@@ -58,7 +57,7 @@ async def sweep_webhooks(context: dict[str, object]) -> None:
         _log.info("webhooks_found_late", webhooks=found)
 
 
-def make_worker(url: str, config: Config, poster: Poster) -> Worker:
+def make_worker(url: str, config: Config, poster: Poster) -> QuietWorker:
     """Returns the arq worker that delivers.
 
     Args:
@@ -68,7 +67,7 @@ def make_worker(url: str, config: Config, poster: Poster) -> Worker:
     """
     options = arq_options(url, config, QUEUE)
     deliverer = Deliverer(options["redis_pool"], config.webhooks, poster)
-    return Worker(
+    return QuietWorker(
         functions=[arq.func(deliver, name=TASK)],
         cron_jobs=[arq.cron(sweep_webhooks, second=15, run_at_startup=True)],
         queue_name=QUEUE,

@@ -20,6 +20,7 @@ from ..shared.keys import Keys
 from ..shared.lifecycle import TERMINAL
 from ..shared.script_runner import text
 from ..shared.webhook_keys import ANNOUNCED, OPEN, QUEUE
+from .arq_running import wake
 from .events import DoneEvent
 from .housekeeping import now_ms, shards
 from .webhook_records import KEEP_MS, Records
@@ -62,6 +63,8 @@ class Webhooks:
         for start in range(0, len(event_ids), TOGETHER):
             page = event_ids[start : start + TOGETHER]
             await asyncio.gather(*map(self._queue, page))
+        if event_ids:
+            wake(QUEUE)
 
     async def _queue(self, event_id: str) -> None:
         await self._arq.enqueue_job(

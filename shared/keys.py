@@ -112,7 +112,7 @@ def session_key(fingerprint: str) -> str:
 
 
 def process_key(member: str) -> str:
-    """string, JSON ProcessCard of a member of `tm:processes`; expires unless renewed."""
+    """string, JSON ProcessCard of a member of `tm:processes`; expires, is renewed."""
     return f"tm:process:{member}"
 
 

@@ -9,6 +9,7 @@ stands in the run, and the sweep finds it.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -17,10 +18,11 @@ import redis.asyncio
 import structlog
 from arq.constants import in_progress_key_prefix
 from arq.cron import CronJob
-from arq.worker import Function, Retry, Worker
+from arq.worker import Function, Retry
 
-from ...shared.bulk.keys import ALIVE, DIRTY, QUEUE, RUN_ID
+from ...shared.bulk.keys import ALIVE, BELL, DIRTY, QUEUE, RUN_ID
 from ...shared.script_runner import text
+from ..arq_running import QuietWorker, wake
 from ..events import PAUSE_S, DoneReader, Handler
 from ..outage import REDIS_ERRORS
 from .advance import advance
@@ -44,6 +46,8 @@ OUTAGE_S: Final = 1.0
 BROKEN_S: Final = 10.0
 """After so long a run is tried again that Redis, or a fault of ours, broke off."""
 ALIVE_MS: Final = 30_000
+ALIVE_EVERY_S: Final = 5.0
+"""How often that is said."""
 MOST_DIRTY: Final = 100
 """Runs told to arq in one round."""
 TRIES: Final = 2**31
@@ -115,14 +119,16 @@ def crons() -> Sequence[CronJob]:
     )
 
 
-def make_worker(pool: BulkPool, connect: Callable[[str], dict[str, Any]]) -> Worker:
+def make_worker(
+    pool: BulkPool, connect: Callable[[str], dict[str, Any]]
+) -> QuietWorker:
     """Returns the arq worker of bulk runs.
 
     Args:
         pool: The process's view of the pool.
         connect: Gives arq's connection and serializers for a queue's name.
     """
-    worker = Worker(
+    worker = QuietWorker(
         functions=functions(),
         cron_jobs=crons(),
         queue_name=QUEUE,
@@ -154,7 +160,8 @@ class Teller:
     ) -> None:
         self._pool = pool
         self._arq = arq_pool
-        self._reader = DoneReader(pool.client, (on_done(pool), *handlers))
+        self._reader = DoneReader(pool.client, (on_done(pool), *handlers), bell=BELL)
+        self._said_at = -ALIVE_EVERY_S
 
     async def run(self) -> None:
         """Goes on until cancelled.
@@ -172,7 +179,10 @@ class Teller:
         Returns:
             How many events were handled.
         """
-        await self._pool.client.set(ALIVE, "1", px=ALIVE_MS)
+        now = time.monotonic()
+        if now - self._said_at >= ALIVE_EVERY_S:
+            await self._pool.client.set(ALIVE, "1", px=ALIVE_MS)
+            self._said_at = now
         num_events = await self._reader.step()
         dirty = await cast(
             "object",
@@ -185,4 +195,5 @@ class Teller:
             await self._arq.enqueue_job(
                 "advance_run", name, _job_id=task_id(name), _queue_name=QUEUE
             )
+            wake(QUEUE)
         return num_events

@@ -13,6 +13,9 @@ RUNS: Final = "tm:bulk:runs"
 """zset, run -> Redis ms of its creation; permanent, trimmed by the janitor."""
 DIRTY: Final = "tm:bulk:dirty"
 """set of runs with something to do; permanent, empty when nothing is."""
+BELL: Final = "tm:bulk:bell"
+"""stream of one entry, written after a run was put among the dirty ones: the janitor
+waits for it beside the terminal events; permanent."""
 QUEUE: Final = "tm:arq:bulk"
 """zset, arq's queue of runs to be advanced; permanent."""
 EVENTS: Final = "tm:events"
@@ -21,7 +24,7 @@ permanent."""
 ALIVE: Final = "tm:bulk:alive"
 """string, an orchestrator is there; expires when none has said so for a while."""
 
-PERMANENT: Final = (RUNS, DIRTY, QUEUE, EVENTS)
+PERMANENT: Final = (RUNS, DIRTY, BELL, QUEUE, EVENTS)
 """Names that stay in Redis for ever; everything of a run has an expiry."""
 
 RUN_ID: Final = re.compile(r"[a-z0-9]{10}")

@@ -11,7 +11,8 @@ from ..messages import encode
 from ..redis import translate
 from ..script_runner import Argument, text
 from .checks import check_item, check_spec
-from .keys import DIRTY, RUN_ID, RUNS, RunKeys
+from .dirty import mark_dirty
+from .keys import RUN_ID, RUNS, RunKeys
 from .messages import (
     FeedStatus,
     Item,
@@ -222,8 +223,7 @@ class RunStore:
         return cast("RunState", reply)
 
     async def _mark_dirty(self) -> None:
-        with translate():
-            await cast("object", self._redis.sadd(DIRTY, self.run_id))  # type: ignore[misc]
+        await mark_dirty(self._redis, self.run_id)
 
     async def view(self) -> RunView:
         """Returns the run as it is now.

@@ -9,7 +9,8 @@ import redis.asyncio
 from ..messages import encode
 from ..redis import translate
 from ..script_runner import Argument, text
-from .keys import DIRTY, RunKeys
+from .dirty import mark_dirty
+from .keys import RunKeys
 from .messages import Outcome, RunState
 from .scripts import call
 from .store import KEEP_MS
@@ -238,8 +239,7 @@ class RunWrites:
 
     async def mark_dirty(self) -> None:
         """Says that there is more to do."""
-        with translate():
-            await cast("object", self._redis.sadd(DIRTY, self.keys.run))  # type: ignore[misc]
+        await mark_dirty(self._redis, self.keys.run)
 
 
 def part_field(level: int, index: int) -> str:

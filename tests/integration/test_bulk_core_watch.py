@@ -16,7 +16,7 @@ from tokenmill.scheduler.bulk.pool import BulkPool
 from tokenmill.scheduler.bulk.service import Teller, advance_run, task_id
 from tokenmill.scheduler.bulk.windows import divide
 from tokenmill.scheduler.events import DoneEvent, DoneReader
-from tokenmill.shared.bulk.keys import ALIVE, EVENTS, QUEUE, new_run_id
+from tokenmill.shared.bulk.keys import ALIVE, BELL, EVENTS, QUEUE, new_run_id
 from tokenmill.shared.bulk.messages import Document, Item, RunSpec
 from tokenmill.shared.bulk.store import RunStore
 from tokenmill.shared.config import Config
@@ -64,14 +64,15 @@ async def test_events_of_all_shards_are_handed_over_once(
     client: "redis.asyncio.Redis",
 ):
     heard = Heard()
-    reader = DoneReader(client, [heard])
+    reader = DoneReader(client, [heard], bell=BELL)
     await ended(client, ONE, "a", "b")
     await ended(client, TWO, "c")
     assert await reader.step() == 3
     assert sorted(heard.ids) == ["a", "b", "c"]
     assert heard.events[0][1].has_webhook
     await ended(client, ONE, "d")
-    assert await DoneReader(client, [heard]).step() == 1, "another one goes on"
+    another = DoneReader(client, [heard], bell=BELL)
+    assert await another.step() == 1, "it goes on where the first was"
     assert heard.ids[-1] == "d"
     assert len(await client.hgetall(EVENTS)) == 2
 
@@ -80,7 +81,7 @@ async def test_events_come_again_until_redis_took_what_they_cause(
     client: "redis.asyncio.Redis",
 ):
     heard = Heard()
-    reader = DoneReader(client, [heard])
+    reader = DoneReader(client, [heard], bell=BELL)
     await ended(client, ONE, "a")
     heard.error = redis.exceptions.ConnectionError("away")
     with pytest.raises(redis.exceptions.ConnectionError):
@@ -96,7 +97,7 @@ async def test_a_handler_that_breaks_stops_no_other(
     broken, heard = Heard(), Heard()
     broken.error = ValueError("a fault")
     await ended(client, ONE, "a")
-    await DoneReader(client, [broken, heard]).step()
+    await DoneReader(client, [broken, heard], bell=BELL).step()
     assert heard.ids == ["a"]
 
 
@@ -191,7 +192,7 @@ async def test_events_of_jobs_that_nobody_waits_for_shorten_their_life(
     await pool.writes(store.run_id).forget([job_id])
     await jobs.end(job_id)
     keys = Keys(MODEL, 0)
-    await DoneReader(client, [on_done(pool)]).step()
+    await DoneReader(client, [on_done(pool)], bell=BELL).step()
 
     async def short() -> bool:
         return 0 < await client.pttl(keys.job(job_id)) <= 60_000

@@ -7,11 +7,11 @@ import re
 import pytest
 from support.shard_client import KEYS, Shard, delta, new_job
 
+from tokenmill.shared.bulk import store as bulk_store
+from tokenmill.shared.bulk import writes as bulk_writes
 from tokenmill.shared.errors import ProtocolError, RedisUnsuitable
 from tokenmill.shared.keys import SCRIPTS, lane_of, new_unique
 from tokenmill.shared.script_runner import chunks, number
-from tokenmill.shared.bulk import store as bulk_store
-from tokenmill.shared.bulk import writes as bulk_writes
 from tokenmill.shared.script_sources import load_script, script_names
 from tokenmill.shared.scripts import EmitItem, Scripts
 

@@ -16,6 +16,7 @@ from tokenmill.scheduler import webhooks as webhooks_module
 from tokenmill.scheduler.events import DoneReader
 from tokenmill.scheduler.webhook_service import run_webhooks
 from tokenmill.scheduler.webhooks import Webhooks
+from tokenmill.shared.bulk.keys import BELL
 from tokenmill.shared.config import Config, WebhooksConfig
 from tokenmill.shared.errors import InvalidRequest, UnknownJob
 from tokenmill.shared.webhook_keys import ANNOUNCED, OPEN, QUEUE, delivery_key
@@ -44,7 +45,7 @@ async def client(newest_redis):
 async def serving(url):
     """The janitor's part: it delivers, and hears of ends of jobs."""
     client = redis.asyncio.Redis.from_url(url)
-    reader = DoneReader(client, (Webhooks(client).on_done,))
+    reader = DoneReader(client, (Webhooks(client).on_done,), bell=BELL)
 
     async def hear():
         while True:
