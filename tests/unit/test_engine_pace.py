@@ -7,7 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from tokenmill.workers.engine.pacing import FIRST_CHUNK, FLOOR_CHUNK, Pace
+from tokenmill.workers.engine.pacing import (
+    BULK_STEP_MS,
+    BULK_WORTH,
+    FIRST_CHUNK,
+    FLOOR_CHUNK,
+    Pace,
+)
 from tokenmill.workers.engine.planner import PlannedSlice
 
 
@@ -156,3 +162,26 @@ def test_growing_contexts_on_a_slow_machine(rows, noise):
 def test_noise_leaves_most_of_the_room_in_use():
     for fixed, steps in ((0, 60), (1, 90), (2, 150), (10, 60)):
         assert len(Machine(fixed=fixed, noise=0.15).prompt()[0]) <= steps
+
+
+class BulkRow(Row):
+    is_interactive = False
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("fixed_ms", [0.0, 60.0, 100.0, 200.0])
+def test_bulk_keeps_most_of_its_rate_where_steps_are_slow(fixed_ms, noise):
+    """A step's own cost is not taken for a price of its prompt tokens."""
+    token_ms, whole, scatter = 2.0, 512, random.Random(5)
+    pace, sizes, took = Pace(None), [], []
+    for _ in range(300):
+        prompt = BulkRow(100_000, 0)
+        sizes.append(min(pace.prefill_limit([prompt]) or whole, whole))
+        milliseconds = fixed_ms + token_ms * sizes[-1]
+        milliseconds *= 1.0 + scatter.uniform(-noise, noise)
+        pace.observe((PlannedSlice(prompt, 0, sizes[-1]),), milliseconds)
+        took.append(fixed_ms + token_ms * sizes[-1])
+    rate = sum(sizes[100:]) / sum(took[100:])
+    assert rate >= 0.75 * whole / (fixed_ms + token_ms * whole)
+    most_ms = max(BULK_STEP_MS, (1.0 + BULK_WORTH) * fixed_ms)
+    assert sum(took[100:]) / 200 <= 1.2 * most_ms

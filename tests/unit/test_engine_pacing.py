@@ -118,7 +118,7 @@ def test_bulk_prompts_run_in_steps_that_nobody_waits_long_for():
     for _ in range(6):
         step()
     assert max(took[2:]) <= 1.2 * BULK_STEP_MS
-    assert min(took[2:]) >= 0.5 * BULK_STEP_MS
+    assert min(took[2:]) >= 0.4 * BULK_STEP_MS
     engine.add(request("i", [9] * 200, max_tokens=1))
     before = len(runner.batches)
     step()

@@ -39,8 +39,9 @@ BULK_STEP_MS: Final = 150.0
 and shorter steps would cost bulk more than a few per cent of its rate."""
 LEAST_BULK_CHUNK: Final = 32
 """Bulk prompt tokens of a step at least: fewer rows use the processor badly."""
-_SMOOTHING: Final = 0.3
-"""Weight of the newest step in the time of a bulk prompt token."""
+BULK_WORTH: Final = 4.0
+"""They take at least this many times what the step costs without them, so that on a
+slow model that cost takes a fifth of the time at most."""
 EXPLORE_MARGIN: Final = 0.88
 """In turn it has half a chunk or a larger one, which takes part of the margin."""
 
@@ -64,8 +65,11 @@ class Pace:
         self._decode_keys = 0
         """Keys that the last of these steps attended to."""
         self._added = AddedTimeFit()
-        self._bulk_token_ms: float | None = None
-        """What a prompt token takes of a step that nobody waits in, rows included."""
+        self._bulk = StepTimeFit()
+        """Milliseconds of steps with prompt tokens, by these."""
+        self._bulk_tokens = 0
+        """Prompt tokens of the last of them."""
+        self._bulk_bounded = 0
         self._bounded = 0
         """Steps with prompt tokens that were bounded."""
 
@@ -108,11 +112,17 @@ class Pace:
 
         An interactive prompt in it is not held up, and bulk only fills what is left.
         """
-        waited = sum(one.num_uncomputed for one in prompts if one.is_interactive)
-        if self._bulk_token_ms is None or all(one.is_interactive for one in prompts):
+        if not self._bulk.count or all(one.is_interactive for one in prompts):
             return None
-        chunk = max(LEAST_BULK_CHUNK, int(BULK_STEP_MS / self._bulk_token_ms))
-        return max(waited, chunk)
+        waited = sum(one.num_uncomputed for one in prompts if one.is_interactive)
+        self._bulk_bounded += 1
+        base, slope = self._bulk.coefficients
+        chunk = self._bulk_tokens / 2.0  # another size tells what a token costs
+        if slope > 0.0:
+            chunk = max(BULK_STEP_MS - base, BULK_WORTH * base) / slope
+            if self._bulk_bounded % EXPLORE_EVERY == 0:
+                chunk /= 2.0
+        return max(waited, LEAST_BULK_CHUNK, int(chunk))
 
     def _decode_ms(self, rows: int, keys: int) -> float:
         """Returns what a step of these decode rows takes by itself.
@@ -146,7 +156,8 @@ class Pace:
             self._decode.observe(rows, milliseconds)
             self._decode_keys = keys
             return
-        self._observe_bulk(sum(part.length for part in prompts), milliseconds)
+        self._bulk_tokens = sum(part.length for part in prompts)
+        self._bulk.observe(self._bulk_tokens, milliseconds)
         if not rows or not self._decode.count:
             return  # prompts by themselves do not tell what they add to a decode step
         decode_ms = self._decode_ms(rows, keys)
@@ -156,15 +167,6 @@ class Pace:
             max(0.0, milliseconds - decode_ms),
             decode_ms,
         )
-
-    def _observe_bulk(self, tokens: int, milliseconds: float) -> None:
-        """Takes the time of a step's prompt tokens, whosever they are."""
-        if tokens < LEAST_BULK_CHUNK:
-            return  # the rows beside them would be all that is seen
-        token_ms = milliseconds / tokens
-        before = self._bulk_token_ms
-        known = token_ms if before is None else before
-        self._bulk_token_ms = known + _SMOOTHING * (token_ms - known)
 
 
 def _tokens_within(room_ms: float, linear: float, per_key: float) -> float:
