@@ -171,7 +171,8 @@ def main() -> int:
         f"{options.slo_token_ms:g} ms a token",
         "reading rate": f"{options.words_per_minute:g} words a minute",
     }
-    write_report(options.output, rows, shown)
+    problems = problems_of(rows)
+    write_report(options.output, rows, shown, problems)
     print(f"wrote {options.output}", file=sys.stderr)
     report: dict[str, object] = {
         "benchmark": "load",
@@ -184,7 +185,7 @@ def main() -> int:
         },
         "words_per_minute": options.words_per_minute,
         "steps": rows,
-        "problems": problems_of(rows),
+        "problems": problems,
     }
     return finish(report, save=options.report)
 

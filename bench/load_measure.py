@@ -35,10 +35,12 @@ class Sample:
         return self.end - self.intended
 
     @property
-    def per_token_s(self) -> float:
-        """Mean time of an output token after the first; 0 for a single one."""
-        if self.tokens < 2:
-            return 0.0
+    def per_token_s(self) -> float | None:
+        """Mean time of an output token after the first; None where it cannot be told,
+        since everything came at once.
+        """
+        if self.tokens < 2 or len(self.pieces) < 2:
+            return None
         return (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
 
     def real_time_factor(self, words_per_minute: float) -> float:
@@ -60,11 +62,14 @@ class Objective:
         return (
             sample.error is None
             and sample.ttft_s * 1000 <= self.ttft_ms
-            and sample.per_token_s * 1000 <= self.per_token_ms
+            and (sample.per_token_s or 0.0) * 1000 <= self.per_token_ms
         )
 
 
 def _spread(name: str, values: Sequence[float], unit: float = 1000.0) -> Figures:
+    """Percentiles by name; none of what was never measured: a 0 would be a claim."""
+    if not values:
+        return {}
     shown = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
     ordered = [value * unit for value in values]
     return {f"{name}_{p}": round(percentile(ordered, f), 2) for p, f in shown.items()}
@@ -75,7 +80,7 @@ def figures(
     objective: Objective,
     words_per_minute: float = WORDS_PER_MINUTE,
 ) -> Figures:
-    """Returns the figures of a step.
+    """Returns the figures of a step; those that it could not measure are left out.
 
     Args:
         samples: Every request of it, failed ones too.
@@ -89,6 +94,7 @@ def figures(
     begin = min(sample.intended for sample in samples)
     seconds = max(sample.end for sample in samples) - begin
     good = [sample for sample in done if objective.is_met(sample)]
+    paces = [pace for s in done if (pace := s.per_token_s) is not None]
     gaps = [b - a for s in done for a, b in zip(s.pieces, s.pieces[1:], strict=False)]
     return {
         "requests": len(samples),
@@ -99,8 +105,8 @@ def figures(
         "goodput_qps": round(len(good) / seconds, 3),
         "good_percent": round(100 * len(good) / len(samples), 1),
         **_spread("ttft_ms", [s.ttft_s for s in done]),
-        **_spread("per_token_ms", [s.per_token_s for s in done]),
-        **_spread("gap_ms", gaps or [0.0]),
+        **_spread("per_token_ms", paces),
+        **_spread("gap_ms", gaps),
         **_spread("total_ms", [s.total_s for s in done]),
         **_spread("rtf", [s.real_time_factor(words_per_minute) for s in done], 1.0),
         **_spread("send_lag_ms", [max(0.0, s.sent - s.intended) for s in done]),

@@ -30,22 +30,34 @@ class Row(TypedDict):
     memory_mib: dict[str, float]
 
 
-def write_report(path: Path, rows: Sequence[Row], facts: dict[str, object]) -> None:
+def write_report(
+    path: Path,
+    rows: Sequence[Row],
+    facts: dict[str, object],
+    problems: Sequence[str] = (),
+) -> None:
     """Writes the report, and its plots as SVG files of the same name.
 
     Args:
         path: The Markdown file.
         rows: What was measured.
         facts: Of the machine and the run, shown as a list.
+        problems: What makes the figures untrustworthy.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["# Load test", "", *(f"- {k}: {v}" for k, v in facts.items()), ""]
+    if problems:
+        lines += ["## Problems", "", *(f"- {problem}" for problem in problems), ""]
     for mode in dict.fromkeys(row["mode"] for row in rows):
         chosen = [row for row in rows if row["mode"] == mode]
         what = "requests per second offered" if mode == "open" else "users at once"
         lines += [f"## {mode.capitalize()} loop, by {what}", "", *_table(chosen), ""]
         for name, figure in (("ttft_ms", "first token"), ("per_token_ms", "a token")):
             image = path.with_name(f"{path.stem}-{mode}-{name.removesuffix('_ms')}.svg")
+            if not any(f"{name}_p50" in row["figures"] for row in chosen):
+                image.unlink(missing_ok=True)  # an earlier run's
+                lines += [f"Time of {figure}: not measured.", ""]
+                continue
             _plot(chosen, name, f"ms to {figure}", what, image)
             lines += [f"![{figure}]({image.name})", ""]
         image = path.with_name(f"{path.stem}-{mode}-rate.svg")
@@ -63,7 +75,8 @@ _READING = (
     "first text; `per_token_ms`: mean time of an output token after it; `gap_ms`:",
     "between two deliveries to the user; `total_ms`: to the end. `rtf`: time to answer",
     "over the time to read the answer; below 1 nobody waits longer than they read.",
-    "Goodput counts the requests that met the objective above.",
+    "Goodput counts the requests that met the objective above. `-` was not measured:",
+    "the times after the first text need answers that come in more than one piece.",
 )
 
 
@@ -76,8 +89,9 @@ def _table(rows: Iterable[Row]) -> list[str]:
         cells += [f"{found[name]:g}" for name, _ in _COLUMNS]
         for name in _TIMES:
             digits = 2 if name == "rtf" else 0
-            three = (f"{found[f'{name}_{p}']:.{digits}f}" for p in _STYLES)
-            cells.append(" / ".join(three))
+            values = (found.get(f"{name}_{p}") for p in _STYLES)
+            three = (f"{v:.{digits}f}" for v in values if v is not None)
+            cells.append(" / ".join(three) or "-")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -106,7 +120,8 @@ def _series(rows: Sequence[Row]) -> Iterable[tuple[str, int | None, list[Row]]]:
 
 def _plot(rows: Sequence[Row], name: str, title: str, what: str, path: Path) -> None:
     figure, axes = _figure(6.4, 3.4)
-    for side, batch, chosen in _series(rows):
+    measured = [row for row in rows if f"{name}_p50" in row["figures"]]
+    for side, batch, chosen in _series(measured):
         levels = [row["level"] for row in chosen]
         for fraction, style in _STYLES.items():
             values = [row["figures"][f"{name}_{fraction}"] for row in chosen]

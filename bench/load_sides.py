@@ -50,9 +50,9 @@ class ClientSide:
         try:
             job = await self._mill.submit(prompt)
             async for delta in job.stream():
-                if delta.token_ids:
+                sample.tokens += len(delta.token_ids)
+                if delta.text:  # a token may end within a character: nothing to read
                     sample.pieces.append(time.monotonic())
-                    sample.tokens += len(delta.token_ids)
                     words += delta.text.count(" ")
         except TokenmillError as error:
             sample.error = error.code

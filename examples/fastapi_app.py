@@ -16,7 +16,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from tokenmill import Client, Prompt, Sampling
+from tokenmill import Client, Message, Prompt, Sampling
 from tokenmill.shared.errors import JobFailed, QueueFull, UnknownJob
 
 MODEL = os.environ.get("MODEL", "smollm2-135m")
@@ -42,7 +42,13 @@ app = FastAPI(lifespan=lifespan)
 async def ask(question: Question, request: Request) -> dict[str, str]:
     """Queues the question; a full queue is told to the user, not waited for."""
     mill: Client = request.app.state.mill
-    prompt = Prompt(question.text, model=MODEL, sampling=Sampling(max_tokens=64))
+    # Messages go through the model's chat template: a question is answered, where a
+    # bare text would be gone on with.
+    prompt = Prompt(
+        messages=(Message("user", question.text),),
+        model=MODEL,
+        sampling=Sampling(max_tokens=64),
+    )
     try:
         job = await mill.submit(prompt, when_full="raise")
     except QueueFull as error:
@@ -54,7 +60,11 @@ async def ask(question: Question, request: Request) -> dict[str, str]:
 @app.get("/answers/{job_id:path}/text")
 async def follow(job_id: str, request: Request) -> StreamingResponse:
     """Passes the answer on as it is written, from its beginning, to any number."""
-    job = request.app.state.mill.job(job_id)
+    try:
+        job = request.app.state.mill.job(job_id)
+        await job.info()  # asked before the answer begins: then it is too late for 404
+    except UnknownJob as error:
+        raise HTTPException(404, "no such answer") from error
 
     async def pieces() -> AsyncIterator[str]:
         async for delta in job.stream():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import make_server
 
-from tokenmill import Prompt, Sampling, SyncClient
+from tokenmill import Message, Prompt, Sampling, SyncClient
 from tokenmill.shared.errors import InvalidRequest, JobFailed, QueueFull, UnknownJob
 
 MODEL = os.environ.get("MODEL", "smollm2-135m")
@@ -37,9 +37,15 @@ def mill() -> SyncClient:
 
 
 def enqueue(text: str) -> Answer:
-    """Queues a prompt and returns at once."""
+    """Queues a question and returns at once."""
     try:
-        prompt = Prompt(text, model=MODEL, sampling=Sampling(max_tokens=64))
+        # Messages go through the model's chat template: a question is answered, where
+        # a bare text would be gone on with.
+        prompt = Prompt(
+            messages=(Message("user", text),),
+            model=MODEL,
+            sampling=Sampling(max_tokens=64),
+        )
         job = mill().submit(prompt, when_full="raise")
     except InvalidRequest as error:
         return "400 Bad Request", {"error": str(error)}
@@ -49,7 +55,7 @@ def enqueue(text: str) -> Answer:
 
 
 def look(job_id: str) -> Answer:
-    """The answer to a prompt, or that it is not there yet."""
+    """The answer to a question, or that it is not there yet."""
     try:
         job = mill().job(job_id)
         if not job.done():

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..shared.errors import UnknownJob
+from ..shared.errors import InvalidRequest, UnknownJob
 from ..shared.keys import JobId
+from ..shared.lifecycle import TERMINAL
 from ..shared.usage import UsageRow
 from ..shared.webhooks import (
     Delivery,
@@ -68,6 +69,8 @@ class AccountCalls:
 
         Raises:
             UnknownJob: There is nothing to deliver of such an id; none was asked for.
+            InvalidRequest: A job goes on: its webhook comes with its end. None was
+                asked for.
         """
         session = self._session
         found = await session.patiently(
@@ -84,13 +87,22 @@ class AccountCalls:
         try:
             key = JobId.parse(job_id).keys.job(job_id)
         except UnknownJob:
-            url = None
+            url = state = None
         else:
-            ((url,),) = await self._session.read(("HMGET", key, "webhook"))
+            ((url, state),) = await self._session.read(
+                ("HMGET", key, "webhook", "state")
+            )
         if not url:
             raise UnknownJob(
                 f"no webhook of '{job_id[:120]}'; `tokenmill webhooks list` shows "
                 "those that there are"
+            )
+        name = (state or b"").decode(errors="replace")
+        if name not in TERMINAL:
+            raise InvalidRequest(
+                "id",
+                f"'{job_id[:120]}' is {name or 'in no state'}; expected a job that "
+                "has ended: its webhook is delivered then, and needs no request",
             )
 
 

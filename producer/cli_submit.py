@@ -4,11 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 
+import msgspec
 import typer
 
 from ..shared.cli_support import handle_errors
 from ..shared.errors import TokenmillError
-from ..shared.messages import DEFAULT_MODEL, DEFAULT_TENANT, JobClass
+from ..shared.messages import DEFAULT_TENANT, JobClass
 from .cli_following import Following, follow
 from .cli_input import (
     ControlTokens,
@@ -63,7 +64,9 @@ async def submit(
     system: Annotated[
         str | None, typer.Option(help="A system message before it; implies --chat.")
     ] = None,
-    model: str = DEFAULT_MODEL,
+    model: Annotated[
+        str | None, typer.Option(help="Default: the only one of the pool.")
+    ] = None,
     control_tokens: Annotated[
         ControlTokens | None,
         typer.Option(help="What to do where the text spells a control token."),
@@ -227,15 +230,23 @@ async def submit(
     room: _Room = {"when_full": "raise" if wait_for_room is None else "wait"}
     room |= {"wait_s": wait_for_room}
     room |= {"when_unserved": "wait" if wait_for_worker else "refuse"}
-    await _run(prompt, url, following, room)
+    await _run(prompt, url, following, room, any_model=model is None)
 
 
 async def _run(
-    prompt: "Prompt", url: str | None, following: Following, room: _Room
+    prompt: "Prompt",
+    url: str | None,
+    following: Following,
+    room: _Room,
+    *,
+    any_model: bool,
 ) -> None:
     from .client import Client
 
     async with Client(url) as mill:
+        if any_model:
+            name = await mill.session.patiently(mill.session.view.default_model)
+            prompt = msgspec.structs.replace(prompt, model=name)
         enqueueing = asyncio.ensure_future(mill.submit(prompt, **room))
         try:
             # Shielded: a job that is in the queue without our knowing its id could

@@ -16,7 +16,7 @@ from .info import JobInfo, ModelInfo
 from .job import Job as Job
 from .listing import recent_jobs
 from .pool_view import ModelView
-from .prepare import as_prompt, new_job, raise_all
+from .prepare import as_prompt, hashed_together, new_job, raise_all
 from .session import Session
 from .submit import Submission, WhenFull, WhenUnserved
 from .watch.history import HistorySample, history
@@ -143,6 +143,7 @@ class Client(DeadCalls, AccountCalls):
         when_unserved: WhenUnserved = "refuse",
         when_full: WhenFull = "wait",
         wait_s: float | None = None,
+        is_one_request: bool = False,
     ) -> list[Job]:
         """Enqueues many prompts in few round trips.
 
@@ -154,6 +155,8 @@ class Client(DeadCalls, AccountCalls):
             when_unserved: As for `submit`.
             when_full: As for `submit`; here waiting is the default.
             wait_s: As for `submit`, for all together.
+            is_one_request: The prompts belong together: used again, an idempotency
+                key of one of them is a conflict unless all are the same.
 
         Returns:
             A job for each prompt, in the same order.
@@ -163,6 +166,17 @@ class Client(DeadCalls, AccountCalls):
             TokenmillError: As for `submit`, of the first that was refused. `refused`
                 has all of them by position, `enqueued` the ids of the other jobs.
         """
+        jobs = await self._jobs_of(prompts)
+        if not jobs:
+            return []
+        if is_one_request:
+            jobs = hashed_together(jobs)
+        await self._require_served(jobs, when_unserved)
+        pool = await self._session.patiently(self._session.view.pool)
+        submission = Submission(self._session, pool, when_full, wait_s)
+        return await submission.enqueue(jobs)
+
+    async def _jobs_of(self, prompts: Iterable[Prompt | str]) -> list[NewJob]:
         jobs: list[NewJob] = []
         errors: dict[int, InvalidRequest] = {}
         views: dict[str, ModelView] = {}
@@ -178,12 +192,7 @@ class Client(DeadCalls, AccountCalls):
             except InvalidRequest as error:
                 errors[index] = error
         raise_all(errors)
-        if not jobs:
-            return []
-        await self._require_served(jobs, when_unserved)
-        pool = await self._session.patiently(self._session.view.pool)
-        submission = Submission(self._session, pool, when_full, wait_s)
-        return await submission.enqueue(jobs)
+        return jobs
 
     def as_completed(self, jobs: Iterable[Job | str]) -> AsyncGenerator[Job, None]:
         """Yields jobs as they end, in the order of their ends.

@@ -25,14 +25,19 @@ class JobsPage(msgspec.Struct, frozen=True, kw_only=True):
     """Where the next page begins; None: there are no more."""
 
 
-class _Place(msgspec.Struct, frozen=True, order=True):
+class Place(msgspec.Struct, frozen=True, order=True):
     """Of a job in the list: by time of enqueue, then by id."""
 
     at_ms: int
     job_id: str
 
     @classmethod
-    def parse(cls, cursor: str) -> "_Place":
+    def parse(cls, cursor: str) -> "Place":
+        """Reads the cursor of a page.
+
+        Raises:
+            InvalidRequest: It is none.
+        """
         at, separator, job_id = cursor.partition("-")
         if not separator or not at.isdecimal() or len(at) > 15:
             raise InvalidRequest(
@@ -49,22 +54,22 @@ class _Place(msgspec.Struct, frozen=True, order=True):
 class _Shard:
     """What one shard remembers of its newest jobs, read in pieces."""
 
-    def __init__(self, session: Session, keys: Keys, before: _Place | None) -> None:
+    def __init__(self, session: Session, keys: Keys, before: Place | None) -> None:
         self.keys = keys
         self._session = session
         self._before = before
-        self._waiting: deque[_Place] = deque()
+        self._waiting: deque[Place] = deque()
         self._last = before.at_ms if before else None
         self._num_tied = 0
         self._is_done = False
 
-    async def head(self) -> _Place | None:
+    async def head(self) -> Place | None:
         """Returns the newest job that was not taken, or None after the last."""
         while not self._waiting and not self._is_done:
             await self._read()
         return self._waiting[0] if self._waiting else None
 
-    def take(self) -> _Place:
+    def take(self) -> Place:
         """Removes and returns the head."""
         return self._waiting.popleft()
 
@@ -77,7 +82,7 @@ class _Shard:
             )
         )
         for raw, score in zip(flat[::2], flat[1::2], strict=True):
-            place = _Place(int(float(score)), raw.decode(errors="backslashreplace"))
+            place = Place(int(float(score)), raw.decode(errors="backslashreplace"))
             # Those of one millisecond are counted: the next read begins behind them.
             is_tied = place.at_ms == self._last
             self._num_tied = self._num_tied + 1 if is_tied else 1
@@ -107,16 +112,16 @@ async def jobs_page(
     Raises:
         InvalidRequest: `after` is no cursor.
     """
-    before = None if after is None else _Place.parse(after)
+    before = None if after is None else Place.parse(after)
     shards = await _shards(session, before)
     found: list[JobInfo] = []
-    last: _Place | None = None
+    last: Place | None = None
     num_seen = 0
     while num_seen < MOST_LOOKED_AT:
         places = await _next(shards, _PAGE)
         if not places:
             return JobsPage(jobs=found)
-        for place, info in await _records(session, places):
+        for place, info in await records(session, places):
             last, num_seen = place, num_seen + 1
             if info is None or not _matches(info, tenant, state):
                 continue
@@ -126,18 +131,18 @@ async def jobs_page(
     return JobsPage(jobs=found, cursor=str(last))
 
 
-async def _shards(session: Session, before: _Place | None) -> list[_Shard]:
+async def _shards(session: Session, before: Place | None) -> list[_Shard]:
     (members,) = await session.read(("SMEMBERS", SHARDS))
     names = sorted(m.decode(errors="replace") for m in members)
     return [_Shard(session, Keys.of_shard(n), before) for n in names if is_shard(n)]
 
 
-async def _next(shards: list[_Shard], count: int) -> list[_Place]:
+async def _next(shards: list[_Shard], count: int) -> list[Place]:
     """The next places over all shards."""
-    places: list[_Place] = []
+    places: list[Place] = []
     while len(places) < count:
         newest: _Shard | None = None
-        top: _Place | None = None
+        top: Place | None = None
         for shard in shards:
             head = await shard.head()
             if head is not None and (top is None or head > top):
@@ -148,9 +153,10 @@ async def _next(shards: list[_Shard], count: int) -> list[_Place]:
     return places
 
 
-async def _records(
-    session: Session, places: list[_Place]
-) -> list[tuple[_Place, JobInfo | None]]:
+async def records(
+    session: Session, places: list[Place]
+) -> list[tuple[Place, JobInfo | None]]:
+    """Returns the record of each job, None where it has expired or is nobody's."""
     keys: list[str | None] = []
     for place in places:
         try:

@@ -36,6 +36,23 @@ async def recent_jobs(
     # A filter may have to look at everything that the index remembers.
     is_filtered = state is not None or tenant is not None or contains
     ids = await _recent_ids(session, None if is_filtered else limit)
+    found = await _matching(session, ids, limit, state, tenant, contains)
+    if len(found) < limit and not is_filtered and len(ids) == limit:
+        # The index remembers jobs longer than their records live: a bulk run's go
+        # once it has their results. What exists lies behind them.
+        ids = (await _recent_ids(session, None))[limit:]
+        found += await _matching(session, ids, limit - len(found), None, None, "")
+    return found
+
+
+async def _matching(
+    session: Session,
+    ids: list[tuple[str, Keys]],
+    limit: int,
+    state: str | None,
+    tenant: str | None,
+    contains: str,
+) -> list[JobInfo]:
     ids = [one for one in ids if contains in one[0]]
     found: list[JobInfo] = []
     for start in range(0, len(ids), _PAGE):

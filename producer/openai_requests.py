@@ -128,7 +128,7 @@ def decode_completion(source: bytes | Mapping[str, object]) -> CompletionBody:
     Raises:
         InvalidRequest: It is wrong or not supported; the field is named.
     """
-    plain = _plain(source, COMPLETION)
+    plain = _plain(source, COMPLETION, CompletionBody)
     best_of = plain.pop("best_of", None)
     if best_of is not None and best_of != (plain.get("n") or 1):
         raise unsupported("best_of", best_of)
@@ -149,7 +149,7 @@ def decode_chat(source: bytes | Mapping[str, object]) -> ChatBody:
     Raises:
         InvalidRequest: It is wrong or not supported; the field is named.
     """
-    plain = _plain(source, CHAT)
+    plain = _plain(source, CHAT, ChatBody)
     messages = plain.get("messages")
     if isinstance(messages, list):
         plain["messages"] = [checked_message(i, m) for i, m in enumerate(messages)]
@@ -165,12 +165,14 @@ def decode_chat(source: bytes | Mapping[str, object]) -> ChatBody:
 
 
 def _plain(
-    source: bytes | Mapping[str, object], unsupported_fields: Neutral
+    source: bytes | Mapping[str, object], unsupported_fields: Neutral, form: type[_Body]
 ) -> dict[str, object]:
     decoded = parse(source, "body") if isinstance(source, bytes) else source
     if not isinstance(decoded, Mapping):
         raise InvalidRequest("body", f"expected an object, found {shown(decoded)}")
-    return without_unsupported(decoded, unsupported_fields)
+    return without_unsupported(
+        decoded, unsupported_fields, form.__struct_encode_fields__
+    )
 
 
 def _checked(body: _AnyBody) -> _AnyBody:

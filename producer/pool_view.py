@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -9,7 +10,7 @@ import msgspec
 
 from ..shared.errors import ModelUnavailable, ProtocolError, RedisUnavailable
 from ..shared.keys import MODELS, POOL, Keys
-from ..shared.messages import SCHEMA_VERSION, ModelCard, PoolCard
+from ..shared.messages import DEFAULT_MODEL, SCHEMA_VERSION, ModelCard, PoolCard
 from .info import ModelInfo
 from .reading import read
 
@@ -79,6 +80,12 @@ class PoolView:
             self._pool = PoolCard() if raw is None else _decode(raw, PoolCard, POOL)
             self._pool_at = now
         return self._pool
+
+    async def default_model(self) -> str:
+        """Returns the model of a request that names none; see `default_of`."""
+        pool = await self.pool()
+        (names,) = await read(self._redis, ("HKEYS", MODELS))
+        return default_of(pool, [name.decode() for name in names])
 
     async def model(self, name: str, *, fresh_life: bool = False) -> ModelView:
         """Returns what is known of a model.
@@ -185,6 +192,21 @@ class PoolView:
             ),
         )
         return dict(enumerate(counts))
+
+
+def default_of(pool: PoolCard, known: Collection[str]) -> str:
+    """Returns the model that is meant where none is named.
+
+    Args:
+        pool: The pool's settings.
+        known: Names of all models that were ever served.
+
+    Returns:
+        The only model that the pool is configured for (without settings: that it ever
+        served), or the package's default where there are several, or none.
+    """
+    names = list(pool.models or known)
+    return names[0] if len(names) == 1 else DEFAULT_MODEL
 
 
 def _decode(raw: bytes, kind: type[_Card], key: str) -> _Card:

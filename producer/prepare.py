@@ -1,10 +1,14 @@
 """From what a caller gives to a prompt; how its job is made stands in `shared`."""
 
+import msgspec
+
 from ..shared.decode import decode_prompt
 from ..shared.errors import InvalidBatch, InvalidRequest
 from ..shared.messages import Prompt
 from ..shared.new_job import estimate_tokens as estimate_tokens
+from ..shared.new_job import fingerprint
 from ..shared.new_job import new_job as new_job
+from ..shared.script_types import NewJob
 
 
 def as_prompt(source: Prompt | str) -> Prompt:
@@ -20,6 +24,12 @@ def as_prompt(source: Prompt | str) -> Prompt:
     raise InvalidRequest(
         "prompt", f"expected a Prompt or text, got `{type(source).__name__}`"
     )
+
+
+def hashed_together(jobs: list[NewJob]) -> list[NewJob]:
+    """Returns jobs whose idempotency keys hold for all of them as one request."""
+    whole = fingerprint(" ".join(job.payload_hash for job in jobs).encode())
+    return [msgspec.structs.replace(job, payload_hash=whole) for job in jobs]
 
 
 def raise_all(errors: dict[int, InvalidRequest]) -> None:

@@ -12,6 +12,7 @@ from arq.connections import ArqRedis
 from arq.worker import Worker
 
 from ..shared.config import Config
+from ..shared.outage import FIRST_WAIT_S, Backoff
 from ..shared.redis import connect
 from .outage import REDIS_ERRORS, Outage
 
@@ -19,6 +20,8 @@ IDLE_S: Final = 5.0
 """How long an idle worker sleeps at most."""
 GATHER_S: Final = 0.01
 """What is queued within this time of a wake is taken together."""
+SETTLE_S: Final = 2.0
+"""What has run for this long has started, and what it lost is back."""
 _quiet: "set[QuietWorker]" = set()
 """Those that run in this process."""
 _log = structlog.get_logger(__name__)
@@ -43,7 +46,7 @@ def arq_options(url: str, config: Config, queue: str) -> dict[str, Any]:
     return {"redis_pool": pool, **serializers}
 
 
-class QuietWorker(Worker):
+class QuietWorker(Worker):  # type: ignore[misc]  # arq is not typed
     """An arq worker that waits for work instead of asking for it all the time.
 
     arq asks Redis every `poll_delay` seconds. This one does so while tasks run or are
@@ -76,13 +79,14 @@ class QuietWorker(Worker):
 
     async def _pause_s(self) -> float:
         """Seconds until there is something to ask for."""
+        poll_s = float(self.poll_delay_s)
         if self.tasks:
-            return self.poll_delay_s
+            return poll_s
         first = await self.pool.zrange(self.queue_name, 0, 0, withscores=True)
         due = [score / 1000 for _, score in first]
         due += [job.next_run.timestamp() for job in self.cron_jobs if job.next_run]
-        left_s = min(due, default=math.inf) - time.time()
-        return min(max(left_s, self.poll_delay_s), IDLE_S)
+        left_s = float(min(due, default=math.inf)) - time.time()
+        return min(max(left_s, poll_s), IDLE_S)
 
 
 def wake(queue: str) -> None:
@@ -120,23 +124,41 @@ async def keep_running(
 ) -> None:
     """Runs something, and starts it again with backoff when it ends, until cancelled.
 
+    An outage is over once it has run for a while and Redis answers: one that Redis
+    goes on refusing something meets a growing backoff, and is logged once.
+
     Args:
         name: For the log.
         url: Redis of the pool.
         config: Its settings.
         start: Runs it until it fails.
     """
-    outage = Outage(name)
+    outage, broken = Outage(name), Backoff(floor_s=FIRST_WAIT_S)
+
+    async def settle() -> None:
+        is_back = False
+        while not is_back:
+            await asyncio.sleep(SETTLE_S)
+            is_back = await _answers(url, config)
+        outage.over()
+        broken.reset()
+
     while True:
+        settling = asyncio.create_task(settle(), name=f"{name}-settles")
+        failure: Exception | None = None
         try:
             await start()
         except REDIS_ERRORS as error:
-            await outage.wait(error)
-        except Exception as error:  # noqa: BLE001 - arq may raise what it likes
+            failure = error
+        except Exception:  # noqa: BLE001 - arq may raise what it likes
             _log.exception(f"{name}_failed")
-            await outage.wait(error)
-        if await _answers(url, config):
-            outage.over()
+        finally:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+        if failure is None:
+            await broken.wait()
+        else:
+            await outage.wait(failure)
 
 
 async def _answers(url: str, config: Config) -> bool:

@@ -6,7 +6,7 @@ handlers are idempotent. The stream is trimmed: what a handler must not miss, it
 by a sweep of its own as well.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -45,7 +45,7 @@ Handler = Callable[[Keys, Sequence[DoneEvent]], Awaitable[None]]
 
 
 class DoneReader:
-    """Reads the `done` streams.
+    """Reads the `done` streams, for those who act on bulk jobs and on webhooks.
 
     Args:
         client: Redis; replies are bytes.
@@ -71,7 +71,7 @@ class DoneReader:
         """Reads once and has the events handled.
 
         Returns:
-            How many there were.
+            How many events there were, of any job.
 
         Raises:
             RedisError: Redis did not answer.
@@ -94,7 +94,9 @@ class DoneReader:
                 self._rung = text(rows[-1][0])
                 continue
             keys = self._shards[text(name)]
-            await self._handle(keys, [_event(fields) for _, fields in rows])
+            await self._handle(
+                keys, [_event(fields) for _, fields in rows if _concerns(fields)]
+            )
             await cast(
                 "object",
                 self._client.hset(EVENTS, keys.shard, text(rows[-1][0])),  # type: ignore[misc]
@@ -116,6 +118,8 @@ class DoneReader:
         return {text(shard): text(last) for shard, last in cursors.items()}
 
     async def _handle(self, keys: Keys, events: Sequence[DoneEvent]) -> None:
+        if not events:
+            return
         for handler in self._handlers:
             try:
                 await handler(keys, events)
@@ -127,7 +131,12 @@ class DoneReader:
                 )
 
 
-def _event(fields: dict[bytes, bytes]) -> DoneEvent:
+def _concerns(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether anyone acts on an event: of most jobs, nobody here does."""
+    return fields.get(b"class") == b"bulk" or b"webhook" in fields
+
+
+def _event(fields: Mapping[bytes, bytes]) -> DoneEvent:
     return DoneEvent(
         id=text(fields.get(b"id")),
         state=text(fields.get(b"state")),

@@ -55,7 +55,8 @@ async def now_ms(client: "redis.asyncio.Redis") -> int:
 async def trim(
     client: "redis.asyncio.Redis", keys: Keys, dead_ms: int = DEAD_MS
 ) -> dict[str, int]:
-    """Removes old dead letters, with what they kept, and old terminal events.
+    """Removes old dead letters, with what they kept, old terminal events, and from
+    the list of newest jobs those whose records have gone.
 
     Args:
         client: Redis.
@@ -71,7 +72,31 @@ async def trim(
     done = await client.xtrim(
         keys.done, minid=str(now - DONE_AGE_MS), approximate=False
     )
-    return {"dead_letters": dead, "events": int(done)}
+    gone = await _forget_listed(client, keys)
+    return {"dead_letters": dead, "events": int(done), "listed": gone}
+
+
+async def _forget_listed(client: "redis.asyncio.Redis", keys: Keys) -> int:
+    """Removes jobs without a record from the list of newest ones; their number.
+
+    A bulk run's records go with its results: thousands of names would be asked for in
+    vain by whoever lists jobs.
+    """
+    names = cast("list[bytes]", await client.zrange(keys.recent, 0, -1))
+    num_gone = 0
+    for start in range(0, len(names), SCAN_COUNT):
+        some = names[start : start + SCAN_COUNT]
+        pipe = client.pipeline(transaction=False)
+        for name in some:
+            pipe.exists(keys.job(name.decode(errors="replace")))
+        there = await pipe.execute()
+        gone = [
+            name for name, is_there in zip(some, there, strict=True) if not is_there
+        ]
+        if gone:
+            num_gone += int(await client.zrem(keys.recent, *gone))
+        await asyncio.sleep(SCAN_PAUSE_S)
+    return num_gone
 
 
 async def forget_groups(client: "redis.asyncio.Redis", keys: Keys) -> int:

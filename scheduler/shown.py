@@ -5,7 +5,7 @@ counts everything once, however many stand by.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, get_args
 
 from ..shared.bulk.messages import RunState
@@ -14,9 +14,10 @@ from ..shared.config import Config
 from ..shared.keys import BEYOND, Keys
 from ..shared.metrics import catalog
 from ..shared.metrics.instruments import OTHER, Gauge, Labels
+from ..shared.metrics.jobs import begin_counting
 from ..shared.metrics.labels import know, model_label
 from ..shared.watch.reading import PoolReader
-from ..shared.watch.replies import pipelined
+from ..shared.watch.replies import pipelined, whole
 from ..shared.watch.shard import CLASSES
 from ..shared.watch.snapshot import PoolSnapshot
 
@@ -27,8 +28,12 @@ _Values = Mapping[Labels, float]
 _QUEUE_GAUGES: Final = (
     *(catalog.QUEUE_JOBS, catalog.QUEUE_TOKENS, catalog.QUEUE_OLDEST),
     *(catalog.TENANT_JOBS, catalog.DELAYED, catalog.LEASED),
-    *(catalog.DEAD_LETTERS, catalog.GROUPS),
+    *(catalog.DEAD_LETTERS, catalog.GROUPS, catalog.LEFT_OUT),
 )
+MOST_LANES: Final = 16_384
+"""Lanes that a scrape counts; a shard has 2560 at most with five length buckets."""
+LEFT_OUT: Final = ("shards", "lanes", "groups")
+"""Of what there may be more than is counted."""
 MOST_RUNS: Final = 200
 """Newest bulk runs that are counted."""
 _ACTIVE: dict[str, bool] = {}
@@ -62,8 +67,12 @@ class RunGauges:
             RedisUnavailable: Redis did not answer.
         """
         counts: Counter[Labels] = Counter({(state,): 0 for state in get_args(RunState)})
-        for run in await list_runs(self._client, limit=MOST_RUNS):
-            counts[run.state,] += 1
+        try:
+            for run in await list_runs(self._client, limit=MOST_RUNS):
+                counts[run.state,] += 1
+        except BaseException:
+            catalog.BULK_RUNS.replace({})  # what was there before says nothing now
+            raise
         catalog.BULK_RUNS.replace(counts)
 
 
@@ -76,8 +85,10 @@ class QueueGauges:
     """
 
     def __init__(self, client: "redis.asyncio.Redis", config: Config) -> None:
-        self._reader = PoolReader(pipelined(client), most_ends=0)
-        self._tenants = frozenset(config.tenants)
+        self._read = pipelined(client)
+        self._reader = PoolReader(self._read, most_ends=0, most_lanes=MOST_LANES)
+        self._models = [model.name for model in config.models]
+        self._tenants = tuple(config.tenants)
         self._buckets = (*map(str, config.pool.buckets), BEYOND)
 
     async def __call__(self) -> None:
@@ -93,27 +104,42 @@ class QueueGauges:
                 for keys in (Keys.of_shard(shard),)
             }
         )
+        shards = {Keys.of_shard(shard).model for shard in _ACTIVE}
+        for model in map(model_label, shards.union(self._models)):
+            begin_counting(model)
         active = {shard for shard, is_active in _ACTIVE.items() if is_active}
         try:
             seen = await self._reader.snapshot(active) if active else None
+            named = await self._named(active)
         except BaseException:
-            self._show(None)
+            self._show(None, {})
             raise
-        self._show(seen)
+        self._show(seen, named)
 
-    def _show(self, seen: PoolSnapshot | None) -> None:
+    async def _named(self, shards: Collection[str]) -> _Values:
+        """Returns what waits of each tenant that the settings name."""
+        jobs: Counter[Labels] = Counter({(name,): 0 for name in self._tenants})
+        if not self._tenants or not shards:
+            return jobs
+        fields = [f"tenant:{name}:jobs" for name in self._tenants]
+        loads = [Keys.of_shard(shard).load for shard in shards]
+        for reply in await self._read(*(("HMGET", load, *fields) for load in loads)):
+            counts = reply if isinstance(reply, list) else ()
+            for name, count in zip(self._tenants, counts, strict=False):
+                jobs[name,] += max(0, whole(count))
+        return jobs
+
+    def _show(self, seen: PoolSnapshot | None, named: _Values) -> None:
         """Replaces all at once: what is gone since has no series any more."""
-        values = {} if seen is None else self._values(seen)
+        values = {} if seen is None else self._values(seen, named)
         for gauge in _QUEUE_GAUGES:
             gauge.replace(values.get(gauge, {}))
 
-    def _values(self, seen: PoolSnapshot) -> dict[Gauge, _Values]:
+    def _values(self, seen: PoolSnapshot, named: _Values) -> dict[Gauge, _Values]:
         know(group.model for group in seen.groups if group.state != "silent")
         queued, oldest = _queues(seen, self._buckets)
-        tenants: Counter[Labels] = Counter({(OTHER,): 0})
-        for tenant in seen.tenants:
-            known = tenant.name if tenant.name in self._tenants else OTHER
-            tenants[known,] += tenant.jobs
+        others = max(0, seen.waiting_jobs - sum(named.values()))
+        tenants = {**named, (OTHER,): named.get((OTHER,), 0) + others}
         groups: Counter[Labels] = Counter(
             (model_label(one.model), one.state) for one in seen.groups
         )
@@ -122,6 +148,7 @@ class QueueGauges:
             catalog.QUEUE_OLDEST: oldest,
             catalog.QUEUE_TOKENS: {(one.name,): one.tokens for one in seen.classes},
             catalog.TENANT_JOBS: tenants,
+            catalog.LEFT_OUT: {(what,): what in seen.left_out for what in LEFT_OUT},
             catalog.GROUPS: groups,
             catalog.DELAYED: {(): seen.delayed},
             catalog.LEASED: {(): seen.leased},

@@ -9,7 +9,6 @@ import email.utils
 import random
 import ssl
 import time
-from collections import Counter
 from typing import Final
 
 import httpcore
@@ -26,15 +25,12 @@ from ..shared.webhook_target import shown_target, url_problem
 from .webhook_events import body_of, output_of
 from .webhook_records import SETTLED, Record, Records
 from .webhook_transport import Poster, TargetRefused
+from .webhook_turns import Turns
 
 FIRST_WAIT_S: Final = 5.0
 WAIT_FACTOR: Final = 4.0
 LONGEST_WAIT_S: Final = 6 * 3600.0
 """Waits are drawn from the upper half of 5 s, 20 s, 80 s, 5, 21 and 85 min, 6 h."""
-PER_TARGET: Final = 8
-"""Attempts at once to one host: one that hangs must not hold up the others."""
-_BUSY_S: Final = (0.2, 1.0)
-"""How long a delivery waits while its host has so many."""
 _RETRIED: Final = frozenset({408, 425, 429})
 _NO_ANSWER: Final = (
     *(TimeoutError, OSError, httpx.TransportError),
@@ -68,7 +64,9 @@ class Deliverer:
         self._config = config
         self._poster = poster
         self._records = Records(client)
-        self._busy: Counter[str] = Counter()
+        self._turns = Turns()
+        for outcome in ("delivered", "retried", "given_up"):
+            WEBHOOKS.add(outcome, by=0)  # one that first shows at 1 has not risen
 
     async def attempt(self, event_id: str) -> float | None:
         """Makes one attempt.
@@ -80,19 +78,17 @@ class Deliverer:
             Seconds to wait for the next; None when the delivery is settled.
         """
         record = await self._records.read(event_id)
-        if record is None or record.get("state") in SETTLED:
+        if record is None:
+            return None
+        if record.get("state") in SETTLED:
             await self._records.settle(event_id)
             return None
         target = shown_target(record.get("url", ""))
-        if self._busy[target] >= PER_TARGET:
-            return random.uniform(*_BUSY_S)  # noqa: S311 - no secret
-        self._busy[target] += 1
-        try:
+        wait_s = self._turns.wait_s(target)
+        if wait_s is not None:
+            return wait_s
+        with self._turns.place(target):
             return await self._attempt(event_id, record)
-        finally:
-            self._busy[target] -= 1
-            if not self._busy[target]:
-                del self._busy[target]
 
     async def _attempt(self, event_id: str, record: Record) -> float | None:
         url, made = record.get("url", ""), count_of(record.get("attempts", ""))

@@ -37,7 +37,8 @@ class Records:
         """Returns the record of a delivery; of a job that has ended, makes it.
 
         Returns:
-            None where there is nothing to deliver.
+            None where there is nothing to deliver: not yet of a job that goes on, and
+            never of what is forgotten here.
         """
         row = await cast(
             "object",
@@ -53,13 +54,15 @@ class Records:
             fields = {"url": end.url, "type": end.type, "data": end.data.decode()}
             fields |= {"tenant": end.tenant, "at_ms": str(end.at_ms)}
             return await self._opened(event_id, fields)
-        if end == "none" and await self._is_expected(event_id):
-            _log.error(
-                "webhook_lost",
-                job=event_id,
-                cure="its record had expired before the janitor saw its end: keep one "
-                "running, or raise retention.result_s",
-            )
+        if end == "none":
+            if await self._is_expected(event_id):
+                _log.error(
+                    "webhook_lost",
+                    job=event_id,
+                    cure="its record had expired before the janitor saw its end: keep "
+                    "one running, or raise retention.result_s",
+                )
+            await self.settle(event_id)
         return None
 
     async def _is_expected(self, job_id: str) -> bool:
@@ -77,12 +80,12 @@ class Records:
             fields: `url`, `type`, `data` and `tenant`.
         """
         if not await self._client.exists(delivery_key(event_id)):
-            at_ms = await now_ms(self._client)
-            await self._opened(event_id, {**fields, "at_ms": str(at_ms)})
+            await self._opened(event_id, fields)
 
     async def _opened(self, event_id: str, fields: Mapping[str, str]) -> Record:
         at_ms = await now_ms(self._client)
-        record = {**fields, "state": "pending", "created_ms": str(at_ms)}
+        begun = {"at_ms": str(at_ms), "created_ms": str(at_ms)}
+        record = {**begun, **fields, "state": "pending"}
         await self.write(event_id, record, 0.0)
         return record
 

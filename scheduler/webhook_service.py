@@ -23,6 +23,8 @@ MARGIN_S: Final = 5.0
 """Of a task, beside the attempt itself: what it reads and writes in Redis."""
 BLOCK_MS: Final = 2000
 """How long is waited for an announcement; below any sensible socket time-out."""
+SWEEP_S: Final = 60.0
+"""Between two looks for what should have been delivered."""
 REDIS_WAIT_S: Final = 1.0
 BROKEN_WAIT_S: Final = 60.0
 """Before the next try after Redis failed, or we did."""
@@ -50,13 +52,6 @@ async def deliver(context: dict[str, object], event_id: str) -> None:
         raise arq.Retry(defer=wait_s)
 
 
-async def sweep_webhooks(context: dict[str, object]) -> None:
-    """A task of arq: see `Webhooks.sweep`."""
-    found = await Webhooks(cast("redis.asyncio.Redis", context["redis"])).sweep()
-    if found:
-        _log.info("webhooks_found_late", webhooks=found)
-
-
 def make_worker(url: str, config: Config, poster: Poster) -> QuietWorker:
     """Returns the arq worker that delivers.
 
@@ -69,7 +64,6 @@ def make_worker(url: str, config: Config, poster: Poster) -> QuietWorker:
     deliverer = Deliverer(options["redis_pool"], config.webhooks, poster)
     return QuietWorker(
         functions=[arq.func(deliver, name=TASK)],
-        cron_jobs=[arq.cron(sweep_webhooks, second=15, run_at_startup=True)],
         queue_name=QUEUE,
         ctx={DELIVERER: deliverer},
         handle_signals=False,
@@ -94,13 +88,14 @@ async def run_webhooks(url: str, config: Config) -> None:
 
 
 async def _run(url: str, config: Config) -> None:
-    """Takes announcements and delivers, until one of both fails."""
+    """Takes announcements, sweeps and delivers, until one of these fails."""
     settings = config.webhooks
     poster = Poster(timeout_s=settings.timeout_s, allow_private=settings.allow_private)
     async with poster:
         worker = make_worker(url, config, poster)
         tasks = (
             asyncio.create_task(_take(worker.pool), name="webhooks-announced"),
+            asyncio.create_task(_sweep(worker.pool), name="webhooks-sweep"),
             asyncio.create_task(run_worker(worker), name="arq-webhooks"),
         )
         try:
@@ -117,3 +112,19 @@ async def _take(client: "redis.asyncio.Redis") -> None:
     hooks = Webhooks(client)
     while True:
         await hooks.take_announced(BLOCK_MS)
+
+
+async def _sweep(client: "redis.asyncio.Redis") -> None:
+    """No task of arq: it would wait behind the very deliveries that it looks after."""
+    hooks = Webhooks(client)
+    while True:
+        try:
+            found = await hooks.sweep()
+        except REDIS_ERRORS:
+            raise
+        except Exception:  # noqa: BLE001 - deliveries go on without it
+            _log.exception("webhooks_not_swept")
+        else:
+            if found:
+                _log.info("webhooks_found_late", webhooks=found)
+        await asyncio.sleep(SWEEP_S)

@@ -48,6 +48,7 @@ class Resolver:
 
         Raises:
             OSError: There are none.
+            UnicodeError: The host cannot be a name.
         """
         rows = await asyncio.get_running_loop().run_in_executor(
             self._threads,
@@ -92,6 +93,8 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
             addresses = await self._resolve(host, port)
         except OSError as error:
             raise httpcore.ConnectError("its name cannot be looked up") from error
+        except UnicodeError as error:
+            raise TargetRefused("its host cannot be a name") from error
         allowed = [a for a in addresses if self._allow_private or is_public(a)]
         if not allowed:
             raise TargetRefused(

@@ -70,8 +70,26 @@ class Webhooks:
         await self._arq.enqueue_job(
             TASK,
             event_id,
-            _job_id=f"webhook:{event_id}",
+            _job_id=task_id(event_id),
             _expires=KEEP_MS / 1000,
+        )
+
+    async def _make_due(self, event_ids: Sequence[str]) -> None:
+        """Moves deliveries that wait in the queue for a later attempt to now."""
+        if event_ids:
+            at_ms = await now_ms(self._client)
+            due = {task_id(event_id): at_ms for event_id in event_ids}
+            await self._client.zadd(QUEUE, due, xx=True, lt=True)
+            wake(QUEUE)
+
+    async def _queue_missing(self, event_ids: Sequence[str]) -> None:
+        """Queues what the queue lacks: asking arq takes three round trips for each."""
+        if not event_ids:
+            return
+        names = [task_id(event_id) for event_id in event_ids]
+        queued = await self._client.zmscore(QUEUE, names)
+        await self.queue(
+            [one for one, due in zip(event_ids, queued, strict=True) if due is None]
         )
 
     async def take_announced(self, block_ms: int | None = None) -> int:
@@ -86,32 +104,55 @@ class Webhooks:
         rows = cast(
             "list[tuple[bytes, dict[bytes, bytes]]]", reply[0][1] if reply else []
         )
+        for start in range(0, len(rows), TOGETHER):
+            await self._take(rows[start : start + TOGETHER])
+        return len(rows)
+
+    async def _take(self, rows: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        """Takes some together; what is said of one event, in its order."""
+        by_id: dict[str, list[dict[str, str]]] = {}
         for entry, fields in rows:
             named = {text(name): text(value) for name, value in fields.items()}
             event_id = named.get("id", "")
-            if named.get("again"):
-                await self._records.open_again(event_id)
-            elif {"url", "type", "data"} <= named.keys():
-                told = {name: named[name] for name in ("url", "type", "data")}
-                tenant = _tenant(named["data"])
-                await self._records.open(event_id, {**told, "tenant": tenant})
+            is_whole = "again" in named or {"url", "type", "data"} <= named.keys()
+            if event_id and is_whole:
+                by_id.setdefault(event_id, []).append(named)
             else:
                 _log.error("webhook_not_understood", entry=text(entry))
-                event_id = ""
-            await self.queue([event_id] if event_id else [])
-            await self._client.xdel(ANNOUNCED, entry)
-        return len(rows)
+        await asyncio.gather(*(self._open(*one) for one in by_id.items()))
+        await self.queue(list(by_id))
+        again = [one for one, told in by_id.items() if any("again" in t for t in told)]
+        await self._make_due(again)
+        await self._client.xdel(ANNOUNCED, *(entry for entry, _ in rows))
+
+    async def _open(self, event_id: str, told: Sequence[dict[str, str]]) -> None:
+        for named in told:
+            if "again" in named:
+                await self._records.open_again(event_id)
+            else:
+                record = {name: named[name] for name in ("url", "type", "data")}
+                record["tenant"] = _tenant(named["data"])
+                await self._records.open(event_id, record)
 
     async def sweep(self) -> int:
         """Queues what should be delivered and is not queued; how much that may be."""
         late_ms = await now_ms(self._client) - OVERDUE_MS
-        names = await self._client.zrangebyscore(OPEN, "-inf", late_ms)
-        overdue = [text(name) for name in names]
-        await self.queue(overdue)
-        found = len(overdue)
+        found = 0
         for keys in await shards(self._client):
             found += await self._sweep_jobs(keys, late_ms)
-        return found
+        return found + await self._sweep_open(late_ms)
+
+    async def _sweep_open(self, late_ms: int) -> int:
+        """Deliveries whose next attempt is overdue."""
+        found = 0
+        while True:
+            names = await self._client.zrangebyscore(
+                OPEN, "-inf", late_ms, found, COUNT
+            )
+            await self._queue_missing([text(name) for name in names])
+            found += len(names)
+            if len(names) < COUNT:
+                return found
 
     async def _sweep_jobs(self, keys: Keys, late_ms: int) -> int:
         """Jobs of a shard that have ended, and whose event nobody acted on."""
@@ -131,11 +172,16 @@ class Webhooks:
                 for job_id, state in zip(job_ids, states, strict=True)
                 if state is None or text(state) in TERMINAL
             ]
-            await self.queue(ended)
+            await self._queue_missing(ended)
             found += len(ended)
             if len(job_ids) < COUNT:
                 return found
             start += COUNT
+
+
+def task_id(event_id: str) -> str:
+    """The id of the arq task that delivers an event: one, however often it is asked."""
+    return f"webhook:{event_id}"
 
 
 def _tenant(data: str) -> str:

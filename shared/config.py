@@ -198,10 +198,15 @@ class GatewayConfig(_Section, frozen=True, kw_only=True):
     """A client that takes nothing of a stream for this long is cut off."""
     drain_s: float = 20.0
     """On SIGTERM, how long open requests may go on before they are told to leave."""
+    unready_s: float = 0.0
+    """On SIGTERM, how long it serves on as ever while /readyz says that it is to go:
+    as long as a balancer takes to find out."""
     stalled_s: float = 20.0
     """Jobs that wait beside room in a worker for this long make it unhealthy."""
     max_requests: int = 10_000
     """Open requests, streams included; more are turned away with 503."""
+    max_requests_per_key: int = 2_500
+    """Of these, by one API key; more are turned away with 429."""
     files_url: str | None = None
     """Where files and the output of batches lie: file:///directory, s3://bucket/prefix
     or another address that fsspec knows, without credentials. None is `files` in
@@ -210,6 +215,16 @@ class GatewayConfig(_Section, frozen=True, kw_only=True):
     """Of one uploaded file."""
     files_keep_s: float = 2_592_000.0
     """Files and the records of batches stay for so long."""
+    max_batch_lines: int = 2_000_000
+    """Of the input of a batch, blank ones included."""
+    max_batch_bytes: int = 4 * 1024 * 1024 * 1024
+    """Of the input of a batch, unpacked."""
+    max_tenant_files: int = 10_000
+    """Files of one tenant; output of batches counts, and is never refused."""
+    max_tenant_bytes: int = 100 * 1024 * 1024 * 1024
+    """In all files of one tenant, likewise."""
+    max_tenant_batches: int = 100
+    """Batches of one tenant that have not ended."""
     batch_lease_s: float = 15.0
     """Another gateway goes on with a batch after this long without a sign of life of
     the one that worked on it."""

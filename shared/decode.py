@@ -4,17 +4,18 @@ The decoder's complaints become `InvalidRequest` with the field's name as the ca
 wrote it, the value found, and what was expected.
 """
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Final, TypeVar, get_args, get_type_hints
+from typing import Final, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from .errors import InvalidRequest, NewerSchema, ProtocolError
 from .messages import (
     INPUT_REF_VERSION,
     SCHEMA_VERSION,
-    JobClass,
     JobRequest,
     Message,
     Prompt,
@@ -24,12 +25,11 @@ from .messages import (
 _TYPE_PROBLEM: Final = re.compile(r"(?P<problem>.*?)(?: - at `(?P<path>.*)`)?", re.S)
 _MISSING_FIELD: Final = re.compile(r"missing required field `(.*)`", re.S)
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.*)`", re.S)
-_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "role": get_args(get_type_hints(Message)["role"]),
-    "control_tokens": get_args(get_type_hints(Prompt)["control_tokens"]),
-    "job_class": tuple(JobClass),
-}
-"""Fields that take one of a few words; the decoder's complaint does not list them."""
+_STEP: Final = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_CUT_SHORT: Final = "Input data was truncated"
+_HALF_PAIR: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+)
 _Kind = TypeVar("_Kind")
 
 
@@ -131,9 +131,27 @@ def parse(source: bytes, what: str) -> object:
     except UnicodeDecodeError as error:
         raise InvalidRequest(what, f"is not UTF-8: {error}") from None
     except msgspec.DecodeError as error:
+        if str(error) == _CUT_SHORT and (half := _half_pair(source)) is not None:
+            raise InvalidRequest(what, half) from None
         raise InvalidRequest(what, f"is not JSON in UTF-8: {error}") from None
     except RecursionError:
         raise _too_deep(what) from None
+
+
+def _half_pair(source: bytes) -> str | None:
+    """Says where half a character is, which the decoder takes for a missing end."""
+    try:
+        json.loads(source)
+    except ValueError:
+        return None  # it is cut short indeed
+    found = _HALF_PAIR.search(source)
+    if found is None:
+        return None
+    spelled = found[0][-6:].decode()
+    return (
+        f"has {spelled} at byte {found.end() - 6}, which is half of a character; "
+        "expected both halves, as in \\ud83d\\ude00"
+    )
 
 
 def _too_deep(what: str) -> InvalidRequest:
@@ -157,12 +175,12 @@ def convert(source: object, kind: type[_Kind], what: str) -> _Kind:
     try:
         return msgspec.convert(source, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _type_error(str(error), source, what) from None
+        raise _type_error(str(error), source, kind, what) from None
     except RecursionError:
         raise _too_deep(what) from None
 
 
-def _type_error(text: str, source: object, what: str) -> InvalidRequest:
+def _type_error(text: str, source: object, kind: type, what: str) -> InvalidRequest:
     """Turns the decoder's words into a field, the value found and the problem."""
     match = _TYPE_PROBLEM.fullmatch(text)
     assert match is not None
@@ -179,8 +197,8 @@ def _type_error(text: str, source: object, what: str) -> InvalidRequest:
         return InvalidRequest(field, "is missing")
     field = _field(path) or what
     found = _value_at(path, source)
-    choices = _CHOICES.get(field.rsplit(".", 1)[-1])
-    if choices is not None and isinstance(found, str):
+    choices = _choices_at(path, kind) if isinstance(found, str) else ()
+    if choices:
         expected = ", ".join(choices)
         return InvalidRequest(field, f"{shown(found)} is not one of {expected}")
     value = "" if found is None else f"; found {shown(found)}"
@@ -190,6 +208,44 @@ def _type_error(text: str, source: object, what: str) -> InvalidRequest:
 def _field(path: str) -> str:
     """`$.sampling.top_p` is `sampling.top_p`, `key` in `$.x` is `x`."""
     return path.rsplit("`", 1)[-1].removeprefix("$").removeprefix(".")
+
+
+def _choices_at(path: str, kind: type) -> tuple[str, ...]:
+    """The words that a field takes, if it takes one of a few.
+
+    The decoder's complaint does not list them.
+    """
+    here: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
+    for name, _ in _STEP.findall(path.rsplit("`", 1)[-1]):
+        here = [below for one in here for below in _below(one, name)]
+    words: list[str] = []
+    for one in here:
+        if isinstance(one, msgspec.inspect.LiteralType):
+            words += [str(value) for value in one.values]
+        elif isinstance(one, msgspec.inspect.EnumType):
+            words += [str(member.value) for member in one.cls]
+        elif isinstance(one, msgspec.inspect.StrType):
+            return ()
+    return tuple(words)
+
+
+def _below(kind: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
+    """What may stand in a field of a type, or in a place of it without a name."""
+    found: list[msgspec.inspect.Type] = []
+    for one in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        if name and isinstance(one, msgspec.inspect.StructType):
+            found += [f.type for f in one.fields if f.encode_name == name]
+        elif not name and isinstance(
+            one, msgspec.inspect.ListType | msgspec.inspect.VarTupleType
+        ):
+            found.append(one.item_type)
+    return [
+        option
+        for one in found
+        for option in (
+            one.types if isinstance(one, msgspec.inspect.UnionType) else (one,)
+        )
+    ]
 
 
 def _value_at(path: str, source: object) -> object | None:
@@ -206,6 +262,8 @@ def _value_at(path: str, source: object) -> object | None:
 
 def shown(value: object) -> str:
     """Returns a value as an error message shows it: short, whatever it is."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)  # most of what is shown came as JSON
     try:
         text = repr(value)
     except ValueError:  # an integer beyond Python's limit of printed digits

@@ -1,11 +1,14 @@
 """Names in Redis of files and batches, which belong to a tenant and to no shard.
 
-All of them expire.
+All of them expire but `FILES_PLACE`. Whatever is no tenant's own has a name that no
+tenant can have.
 """
 
 from typing import Final
 
-OPEN_BATCHES: Final = "tm:batches:open"
+FILES_PLACE: Final = "tm:file:place"
+"""string, this pool's own directory in the store of files; permanent."""
+OPEN_BATCHES: Final = "tm:batch:open"
 """zset, batch that has not ended -> Redis ms of its creation."""
 
 

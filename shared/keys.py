@@ -16,6 +16,7 @@ import msgspec
 
 from .bulk.keys import PERMANENT as BULK_PERMANENT
 from .errors import UnknownJob
+from .file_keys import FILES_PLACE
 from .webhook_keys import PERMANENT as WEBHOOK_PERMANENT
 
 POOL: Final = "tm:pool"
@@ -48,7 +49,7 @@ INPUTS: Final = "tm:{*}:in:*"
 
 PERMANENT: Final = (
     *(POOL, STORE, MODELS, SHARDS, WARM, SCRIPTS, JANITOR_QUEUE, API_KEYS),
-    *(PROCESSES, HISTORY),
+    *(PROCESSES, HISTORY, FILES_PLACE),
     *BULK_PERMANENT,
     *WEBHOOK_PERMANENT,
 )

@@ -36,7 +36,11 @@ def configure(log: LogConfig, process: str, stream: TextIO | None = None) -> Non
     console = log.format == "console" or (log.format == "auto" and target.isatty())
     level = _LEVELS[log.level]
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=target.isatty())
+        structlog.dev.ConsoleRenderer(
+            colors=target.isatty(),
+            # Not the rich form: it shows local variables, secrets and prompts too.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         if console
         else structlog.processors.JSONRenderer(serializer=_to_json)
     )
@@ -48,7 +52,7 @@ def configure(log: LogConfig, process: str, stream: TextIO | None = None) -> Non
             structlog.processors.TimeStamper(
                 fmt="%H:%M:%S" if console else "iso", utc=not console
             ),
-            # The console renderer formats exceptions itself, in colour.
+            # The console renderer formats exceptions itself.
             *([] if console else [structlog.processors.format_exc_info]),
             renderer,
         ],

@@ -103,7 +103,7 @@ def _packed(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> _Packed:
     )
     payload, upload, most_bytes = encode(request), None, pool.max_payload_bytes
     # Of what was asked for: whether it goes by the store may change before a retry.
-    payload_hash = _fingerprint(payload)
+    payload_hash = fingerprint(payload)
     if has_store and len(payload) > pool.offload_bytes:
         request, upload = by_reference(request, prompt.tenant, pool.max_input_bytes)
         payload, most_bytes = encode(request), min(MOST_PAYLOAD_BYTES, most_bytes)
@@ -123,6 +123,9 @@ def _moment(time: dt.datetime | None) -> int | None:
     return None if time is None else max(round(time.timestamp() * 1000), 0)
 
 
-def _fingerprint(payload: bytes) -> str:
-    """96 bits in 16 characters: it is kept with every job."""
+def fingerprint(payload: bytes) -> str:
+    """Returns what tells one payload from another.
+
+    96 bits in 16 characters: it is kept with every job.
+    """
     return base64.b64encode(hashlib.blake2b(payload, digest_size=12).digest()).decode()

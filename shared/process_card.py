@@ -25,6 +25,8 @@ class ProcessCard(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     metrics_url: str | None = None
     """Where Prometheus reads it; None: metrics are off, or their package is missing."""
+    address: str | None = None
+    """Where it answers over HTTP, as `http://host:port`; None: it is no gateway."""
     version: str = ""
     started_ms: int = 0
     """By the clock of its host."""
@@ -39,7 +41,11 @@ def package_version() -> str:
 
 
 def make_card(
-    kind: Kind, *, name: str | None = None, metrics_url: str | None = None
+    kind: Kind,
+    *,
+    name: str | None = None,
+    metrics_url: str | None = None,
+    address: str | None = None,
 ) -> ProcessCard:
     """Returns the card of this process.
 
@@ -47,6 +53,7 @@ def make_card(
         kind: What it is.
         name: Its id; None draws one.
         metrics_url: Where it serves metrics, if it does.
+        address: Where it answers over HTTP, if it is a gateway.
     """
     return ProcessCard(
         kind=kind,
@@ -54,6 +61,7 @@ def make_card(
         host=socket.gethostname(),
         pid=os.getpid(),
         metrics_url=metrics_url,
+        address=address,
         version=package_version(),
         started_ms=time.time_ns() // 1_000_000,
     )

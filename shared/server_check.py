@@ -7,7 +7,7 @@ import redis.asyncio
 from redis import exceptions
 
 from .errors import RedisUnavailable, RedisUnsuitable
-from .keys import POOL
+from .keys import SHARDS
 from .redis import Finding, translate
 
 OLDEST_VERSION: Final = (6, 2)
@@ -215,4 +215,4 @@ async def require_usable(client: redis.asyncio.Redis, *, serving: bool = False) 
             raise RedisUnsuitable(f"{found.message}; {found.cure}")
     if serving and not _loading_finding(info):
         with translate():
-            await client.eval(_TRIAL, 1, POOL)  # type: ignore[misc]
+            await client.eval(_TRIAL, 1, SHARDS)  # type: ignore[misc]

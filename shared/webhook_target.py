@@ -12,6 +12,8 @@ MAX_URL: Final = 2048
 """Characters of a webhook's address."""
 _URL: Final = re.compile(r"[!-~]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+_LONGEST_LABEL: Final = 63
+"""Of a name, between two dots; look-ups of a longer one break."""
 _PORTS: Final = frozenset({80, 443})
 _FIRST_FREE_PORT: Final = 1024
 """Below it only those of the web: nothing else there speaks HTTP."""
@@ -108,6 +110,10 @@ def split(url: str) -> tuple[SplitResult, int]:
     host = parts.hostname or ""
     if not host or not (":" in host or _HOST.fullmatch(host)) or ".." in host:
         raise ValueError("it names no host")
+    if max(map(len, host.split("."))) > _LONGEST_LABEL:
+        raise ValueError(
+            f"a part of its host is longer than {_LONGEST_LABEL} characters"
+        )
     if ":" in host and parse_address(host) is None:
         raise ValueError("its IPv6 address cannot be read")
     if port == 0:

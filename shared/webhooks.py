@@ -19,8 +19,10 @@ from .webhook_target import shown_target
 if TYPE_CHECKING:
     import redis.asyncio
 
-MOST_ANNOUNCED: Final = 10_000
-"""Entries of the stream; the janitor takes them within a second."""
+MOST_ANNOUNCED: Final = 100_000
+"""Entries of the stream, and then the oldest go. A janitor takes each within a second;
+runs advance only by one, so while none runs only batches and requests to deliver again
+are announced. Jobs are not: a sweep finds those."""
 MOST_EVENT_BYTES: Final = 64 * 1024
 """Of the data of one event."""
 DeliveryState = Literal["pending", "delivered", "given_up"]
@@ -82,6 +84,8 @@ async def announce(
     client: "redis.asyncio.Redis", url: str, event: WebhookEvent | Mapping[str, Any]
 ) -> None:
     """Has an address told of something, at least once.
+
+    Only so many wait (`MOST_ANNOUNCED`) until a janitor takes them.
 
     Args:
         client: Redis.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ..shared.errors import ConfigError, InvalidRequest
-from ..shared.messages import FinishReason, JobClass
+from ..shared.messages import FinishReason, JobClass, TokenLogprob
 from ..shared.tokens import BYTES
 from ..shared.tokens_bytes import EOS_TOKEN_ID
 from .engine.request import (
@@ -45,6 +45,7 @@ class _Output:
         sampling = request.sampling
         self._limit = sampling.max_tokens
         self._cyclic = sampling.ignore_eos
+        self._most_likely = sampling.logprobs
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token_id in self.token_ids:
             self._decoder.decode(_bytes([token_id]))
@@ -71,7 +72,18 @@ class _Output:
             offset=offset,
             token_ids=tuple(new),
             text=text,
+            logprobs=self.logprobs(new),
             finish_reason=self.finish_reason,
+        )
+
+    def logprobs(self, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...] | None:
+        """Returns those of tokens, if they were asked for: each was certain."""
+        if self._most_likely is None:
+            return None
+        shown = bool(self._most_likely)
+        return tuple(
+            TokenLogprob(0.0, ((token_id, 0.0),) if shown else ())
+            for token_id in token_ids
         )
 
 
@@ -99,6 +111,7 @@ class _Request:
                     offset=delta.offset,
                     token_ids=delta.token_ids,
                     text=delta.text,
+                    logprobs=delta.logprobs,
                     finish_reason=delta.finish_reason,
                 )
 
@@ -114,6 +127,7 @@ class _Request:
                     token_ids=tuple(output.token_ids),
                     text=output.text,
                     finish_reason=output.finish_reason or FinishReason.STOP,
+                    logprobs=output.logprobs(output.token_ids),
                 )
                 for output in self.outputs
             ),

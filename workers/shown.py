@@ -8,11 +8,11 @@ from typing import Final
 
 from ..shared.metrics import catalog
 from ..shared.metrics.instruments import Counter
+from ..shared.metrics.jobs import END_STATES
 from ..shared.metrics.labels import know, model_label
 from .engine.request import Capacity
 
 _STATM: Final = Path("/proc/self/statm")
-_STATES: Final = ("succeeded", "failed", "cancelled", "expired")
 
 
 class EngineGauges:
@@ -27,7 +27,7 @@ class EngineGauges:
         know((model,))
         self._model = model_label(model)
         self._capacity = capacity
-        for state in _STATES:  # a counter that first shows at 1 has no rate until 2
+        for state in END_STATES:  # a counter that first shows at 1 has no rate until 2
             catalog.REQUESTS.add(self._model, state, by=0)
 
     def __call__(self) -> None:

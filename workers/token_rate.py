@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..shared.metrics.catalog import INTER_TOKEN, OUTPUT_TOKENS
-from ..shared.metrics.instruments import OTHER
+from ..shared.metrics.instruments import OTHER, Series
 from ..shared.metrics.labels import know, model_label
 from .engine.request import TokenDelta
 from .jobs import Progress, RunningJob
@@ -32,6 +32,8 @@ class TokenRate:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
         """Time and total when each rate was asked for."""
+        self._paces: dict[str, Series] = {}
+        """Class -> its histogram: looked up once, observed at every delta."""
         self.total = 0
 
     def add(self, job: RunningJob, progress: Progress, delta: TokenDelta) -> None:
@@ -43,8 +45,11 @@ class TokenRate:
         self.total += count
         OUTPUT_TOKENS.add(self._model, job_class, by=count)
         if progress.last_at:
-            pace = (now - progress.last_at) / count
-            INTER_TOKEN.observe(pace, self._model, job_class, times=count)
+            paces = self._paces.get(job_class)
+            if paces is None:
+                paces = INTER_TOKEN.of(self._model, job_class)
+                self._paces[job_class] = paces
+            paces.observe((now - progress.last_at) / count, count)
         progress.last_at = now
 
     def per_second(self) -> float:

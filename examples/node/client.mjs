@@ -4,7 +4,8 @@
 //   cd examples/node && npm install
 //   node client.mjs redis://:password@127.0.0.1:6379/0 smollm2-135m "Once upon a time"
 //
-// `tokenmill up` says where its Redis is; TOKENMILL_URL is read when no address is given.
+// The address with its password is `url` in the file pool.json, whose path `tokenmill up`
+// prints as it starts. TOKENMILL_URL is read when no address is given.
 import { createHash, randomBytes } from "node:crypto";
 import { createClient } from "redis";
 

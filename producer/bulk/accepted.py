@@ -9,6 +9,7 @@ from ...shared.bulk.messages import RunSpec
 from ...shared.errors import InvalidRequest
 from ...shared.messages import ModelCard, PoolCard, Prompt
 from ...shared.validate import validate_prompt
+from ..pool_view import default_of
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -26,6 +27,11 @@ class Accepted(msgspec.Struct, frozen=True):
         """Of one prompt."""
         with_store = self.card.max_input_bytes if self.card.storage_url else 0
         return max(self.card.max_payload_bytes, with_store)
+
+    @property
+    def default_model(self) -> str:
+        """Which is meant where none is named."""
+        return default_of(self.card, self.models)
 
     def max_context(self, model: str) -> int | None:
         """Returns most tokens of prompt and output, where a worker has told."""

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 DRIVER_GONE_MS: Final = 15_000
 """A driver that was not heard of for so long has left or died."""
-_HEADER: Final = ("RUN", "STATE", "KIND", "DONE", "FAILED", "DRIVER", "AGE", "NAME")
-_SPARE: Final = ("NAME", "KIND", "AGE", "DRIVER", "FAILED")
+_HEADER: Final = (
+    *("RUN", "STATE", "KIND", "DONE", "FAILED", "WRONG"),
+    *("DRIVER", "AGE", "NAME"),
+)
+_SPARE: Final = ("NAME", "KIND", "AGE", "DRIVER", "WRONG", "FAILED")
 """What a narrow terminal goes without; the id stays whole."""
 
 Named = Annotated[
@@ -60,10 +63,13 @@ def _facts(view: "RunView") -> list[tuple[str, str]]:
         ("input", spec.input_label or "-"),
         ("output", spec.output_label or "-"),
         ("tenant", spec.tenant),
+        ("webhook", spec.webhook or "-"),
         ("settled", f"{view.settled} of {total}, {view.fed} fed"),
         ("succeeded", str(view.succeeded)),
         ("failed", str(view.failed)),
     ]
+    if view.refused:
+        facts.append(("wrong", f"{view.refused} lines of the input, which never ran"))
     if view.cancelled:
         facts.append(("cancelled", str(view.cancelled)))
     if view.windows:
@@ -84,6 +90,8 @@ def _driver(view: "RunView") -> str:
     if view.state in ("complete", "cancelled"):
         return "-"
     heard = _ago(view, view.driver_ms)
+    if view.has_left:
+        return f"left {heard} ago; give its command again to go on"
     if view.now_ms - view.driver_ms < DRIVER_GONE_MS:
         return f"alive, heard {heard} ago"
     return f"gone for {heard}; give its command again to go on"
@@ -126,7 +134,8 @@ def _row(view: "RunView") -> list[str]:
         view.spec.kind,
         f"{view.settled}/{total}",
         str(view.failed),
-        "-" if ended else "alive" if alive else "gone",
+        str(view.refused),
+        "-" if ended else "left" if view.has_left else "alive" if alive else "gone",
         _ago(view, view.created_ms),
         view.spec.name or "-",
     ]

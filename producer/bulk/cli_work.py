@@ -23,7 +23,10 @@ Output = Annotated[
     str,
     typer.Option("--output", "-o", help="Where lines go; .gz packs them, - is stdout."),
 ]
-Model = Annotated[str, typer.Option(help="Which model.", rich_help_panel=_RUN)]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Default: the only one of the pool.", rich_help_panel=_RUN),
+]
 Tenant = Annotated[str, typer.Option(rich_help_panel=_RUN)]
 Priority = Annotated[
     int,
@@ -95,9 +98,12 @@ async def run(
     ],
     output: Output,
     model: Annotated[
-        str,
-        typer.Option(help="Of lines that name none.", rich_help_panel=_RUN),
-    ] = DEFAULT_MODEL,
+        str | None,
+        typer.Option(
+            help="Of lines that name none. Default: the only one of the pool.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     priority: Priority = 0,
     name: Name = "",
@@ -120,13 +126,14 @@ async def run(
         tenant=tenant,
         priority=priority,
         name=name,
-        model=model,
+        model=model or DEFAULT_MODEL,
         webhook=webhook,
         input_label=_label(file),
         output_label=_label(output),
     )
     place = Placing(output, ordered, restart)
-    await _do(file, spec, place, reach_of(url, patience), quiet, as_json)
+    reach = reach_of(url, patience)
+    await _do(file, spec, place, reach, quiet, as_json, any_model=model is None)
 
 
 @handle_errors
@@ -179,7 +186,7 @@ async def summarize(
             rich_help_panel="Summaries",
         ),
     ] = False,
-    model: Model = DEFAULT_MODEL,
+    model: Model = None,
     tenant: Tenant = DEFAULT_TENANT,
     priority: Priority = 0,
     name: Name = "",
@@ -204,7 +211,7 @@ async def summarize(
         tenant=tenant,
         priority=priority,
         name=name,
-        model=model,
+        model=model or DEFAULT_MODEL,
         style=style,
         max_words=max_words or MAX_WORDS,
         mode=mode.value,
@@ -219,7 +226,8 @@ async def summarize(
     )
     _check_windows(spec)
     place = Placing(output, ordered, restart)
-    await _do(source, spec, place, reach_of(url, patience), quiet, as_json)
+    reach = reach_of(url, patience)
+    await _do(source, spec, place, reach, quiet, as_json, any_model=model is None)
 
 
 def _check_windows(spec: "RunSpec") -> None:
@@ -253,6 +261,8 @@ async def _do(
     reach: "Reach",
     quiet: bool,
     as_json: bool,
+    *,
+    any_model: bool,
 ) -> None:
     from .progress import display_for
     from .working import Work, work_off
@@ -266,6 +276,7 @@ async def _do(
         ordered=placing.ordered,
         restart=placing.restart,
         reach=reach,
+        any_model=any_model,
     )
     unit = "lines" if spec.kind == "run" else "documents"
     with told(placing.output) as tell:

@@ -37,8 +37,6 @@ class Collector:
         self._in_thread = in_thread
         self._after = START
         self._early: dict[int, Outcome] = {}
-        self.tokens = 0
-        """Prompt and output tokens of what this process collected."""
 
     async def turn(self) -> None:
         """Waits for outcomes, and settles those that are there."""
@@ -85,28 +83,31 @@ class Collector:
         self._early = {}
         done: list[Done] = []
         strangers: list[int] = []
+        outdated: list[Fed] = []
         for seq, outcome in known.items():
             fed = self._window.get(seq)
             if fed is None:
                 strangers.append(seq)
-            elif fed.item.generation == outcome.generation:
+            elif outcome.generation >= fed.item.generation:
                 done.append(Done(fed=fed, outcome=outcome))
+            else:
+                outdated.append(fed)
         if any(one.outcome.state == "cancelled" for one in done):
             done = await self._without_cancelled(done)
         await self._write(done)
         await self._pass_over(strangers, known)
+        if outdated:
+            # An earlier try had not settled when this one was fed, and now it has.
+            await self._calls.feed([fed.item for fed in outdated])
 
     async def _write(self, done: Sequence[Done]) -> None:
         if not done:
             return
         await self._in_thread(self._sink.write, done)
         seqs = [one.seq for one in done]
-        self.tokens += sum(
-            one.outcome.usage.prompt_tokens + one.outcome.usage.completion_tokens
-            for one in done
-        )
-        self._window.remove(seqs)
-        await self._calls.ack(seqs)
+        async with self._window.leaving:
+            self._window.remove(seqs)
+            await self._calls.ack(seqs)
 
     async def _pass_over(self, seqs: list[int], known: dict[int, Outcome]) -> None:
         """Outcomes of items that are not in the window: written before, or early."""

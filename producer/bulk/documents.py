@@ -1,10 +1,12 @@
 """Documents to be summarized: lines of a JSONL file, or files of a directory."""
 
 import os
+import stat
+import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -115,17 +117,31 @@ class FileSource:
         seqs = [seq for seq, _, _ in files]
         written = self._index.written(seqs)
         tried = self._index.generations(seqs)
+        replaced = self._index.replaced(seqs)
         for seq, name, path in files:
             if seq not in written:
-                yield _entry(seq, name, path, tried.get(seq, 0))
+                yield _entry(seq, name, path, tried.get(seq, 0), replaced.get(seq))
 
 
-def _entry(seq: int, name: str, path: Path, generation: int) -> Entry:
+def _entry(
+    seq: int,
+    name: str,
+    path: Path,
+    generation: int,
+    replaces: Literal["failed", "cancelled"] | None,
+) -> Entry:
+    name = os.fsencode(name).decode(errors="replace")  # which need not be UTF-8
     try:
         document = checked(read_file(path))
     except InvalidRequest as error:
         return Refused(seq=seq, error=job_error(error), custom_id=name)
-    item = Item(seq=seq, generation=generation, custom_id=name, document=document)
+    item = Item(
+        seq=seq,
+        generation=generation,
+        replaces=replaces,
+        custom_id=name,
+        document=document,
+    )
     return Fed(item=item, size=len(document.text.encode()))
 
 
@@ -135,13 +151,13 @@ def read_file(path: Path) -> Document:
     Raises:
         InvalidRequest: It cannot be read, is too large or of another encoding.
     """
-    with open_input(path) as file:
-        try:
+    try:
+        with open_input(path) as file:
             raw = file.read(MAX_BYTES + 1)
-        except (OSError, EOFError) as error:
-            raise InvalidRequest("file", f"cannot be read: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidRequest("file", f"cannot be read: {error}") from None
     if len(raw) > MAX_BYTES:
-        raise _too_large("file", max(len(raw), path.stat().st_size))
+        raise _too_large("file", len(raw))
     return read_markup(raw, suffix_of(path))
 
 
@@ -149,6 +165,11 @@ def suffix_of(path: Path) -> str:
     """Returns what kind of file it is by its name, `.gz` left aside."""
     name = path.name.lower().removesuffix(GZIP_SUFFIX)
     return Path(name).suffix
+
+
+def is_document_name(name: str) -> bool:
+    """Whether a file of this name is read as a document where its directory is."""
+    return not name.startswith(".") and suffix_of(Path(name)) in READERS
 
 
 def is_lines(path: Path) -> bool:
@@ -161,7 +182,8 @@ def document_files(path: Path) -> Iterator[tuple[str, Path]]:
 
     Args:
         path: A file, which is taken whatever its name, or a directory. In it hidden
-            files, links to directories and other kinds of files are passed over.
+            files, links to directories and other kinds of files, as pipes and devices,
+            are passed over.
     """
     if not path.is_dir():
         yield path.name, path
@@ -170,8 +192,16 @@ def document_files(path: Path) -> Iterator[tuple[str, Path]]:
         below[:] = sorted(name for name in below if not name.startswith("."))
         for name in sorted(names):
             found = Path(directory, name)
-            if not name.startswith(".") and suffix_of(found) in READERS:
+            if is_document_name(name) and _may_be_read(found):
                 yield found.relative_to(path).as_posix(), found
+
+
+def _may_be_read(path: Path) -> bool:
+    """Opening a pipe waits for who writes to it; a dead link gets its own error."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return True
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -191,11 +221,23 @@ def look_over(path: Path) -> Files:
     hashed = blake2b(digest_size=16)
     documents = size = 0
     for name, found in document_files(path):
-        status = found.stat()
-        documents, size = documents + 1, size + status.st_size
-        hashed.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        documents += 1
+        try:
+            status = found.stat()
+        except OSError as error:
+            if not path.is_dir():
+                raise
+            hashed.update(_bytes(f"{name}\0{error.errno}\0"))  # its own line says so
+            continue
+        size += status.st_size
+        hashed.update(_bytes(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     others = 0
     if path.is_dir():
         num_files = sum(len(names) for _, _, names in os.walk(path))
         others = num_files - documents
     return Files(documents, others, size, hashed.hexdigest())
+
+
+def _bytes(text: str) -> bytes:
+    """Names need not be UTF-8."""
+    return os.fsencode(text)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from ...shared.bulk.messages import RunSpec, RunView
+from ...shared.bulk.messages import RunSpec, RunState, RunView
 from ...shared.bulk.store import KEEP_MS
 from .collecting import Collector
 from .feeding import Feeder
-from .flow import Fed, Progress, Report, Sink, Source
+from .flow import WRONG, Fed, Progress, Report, Sink, Source
 from .rates import Rates
 from .store_calls import StoreCalls
 from .window import Window
@@ -77,6 +77,7 @@ class BulkDriver:
         self._view: RunView | None = None
         self._note: str | None = None
         self._forgotten = 0
+        self._refused = 0
 
     async def run(self) -> Report:
         """Works the source off.
@@ -95,33 +96,40 @@ class BulkDriver:
             view = await self._begin()
             tokens = view.prompt_tokens + view.completion_tokens
             self._rates.begin(sum(counts.values()), tokens)
-            earlier = sum(counts.values()) - counts.get("refused", 0)
-            await self._work(earlier)
+            await self._work()
             if self._feeder.broken is not None:
                 raise self._feeder.broken
             return await self._report()
         finally:
             # A write in progress ends before the caller may close the sink.
             self._thread.shutdown(wait=True)
+            await self._calls.leave()
 
     async def _begin(self) -> RunView:
         await self._calls.create()
         view = self._view = await self._calls.view()
-        if view.state == "cancelled" and self._reopen:
+        state = view.state
+        if state == "cancelling":
+            state = await self._when_cancelled()
+        if state == "cancelled" and self._reopen:
             await self._collector.drop_cancelled()
             await self._calls.reopen()
-        elif view.state in ("cancelling", "cancelled"):
+        elif state in ("cancelling", "cancelled"):
             self._feeder.close()
             await self._salvage()
         return view
 
-    async def _salvage(self) -> None:
-        """Writes what had succeeded in a cancelled run whose driver was gone."""
+    async def _when_cancelled(self) -> RunState:
+        """Waits until the orchestrator has cancelled all that was open."""
         leave_at = time.monotonic() + LEAVE_S
-        while await self._calls.beat() == "cancelling":
+        while (state := await self._calls.beat()) == "cancelling":
             if time.monotonic() > leave_at:
                 break
             await asyncio.sleep(PROGRESS_S)
+        return state
+
+    async def _salvage(self) -> None:
+        """Writes what had succeeded in a cancelled run whose driver was gone."""
         await self._collector.drop_cancelled()
         left = await self._collector.unsettled()
         entries = self._source.entries()
@@ -129,10 +137,10 @@ class BulkDriver:
             items = [entry for entry in batch if isinstance(entry, Fed)]
             await self._collector.settle_late(items, left)
 
-    async def _work(self, earlier: int) -> None:
+    async def _work(self) -> None:
         """Feeds and collects side by side; what one raises ends all."""
         others = [
-            asyncio.create_task(self._feeder.run(earlier), name="feed"),
+            asyncio.create_task(self._feeder.run(), name="feed"),
             asyncio.create_task(self._watch(), name="watch"),
             asyncio.create_task(self._tell(), name="progress"),
         ]
@@ -174,6 +182,7 @@ class BulkDriver:
             await asyncio.sleep(BEAT_S)
             if await self._calls.beat() in ("cancelling", "cancelled"):
                 self._feeder.close()
+            await self._say_refused()
             before = self._in_hand()
             self._view = await self._calls.view()
             self._note = await self._missing()
@@ -181,6 +190,12 @@ class BulkDriver:
             if self._calls.losses > losses or (was_odd and odd):
                 losses, odd = self._calls.losses, False
                 await self._resync()
+
+    async def _say_refused(self) -> None:
+        refused = (await self._in_thread(self._sink.counts)).get("refused", 0)
+        if refused != self._refused:
+            await self._calls.set_refused(refused)
+            self._refused = refused
 
     def _in_hand(self) -> tuple[int, int]:
         return self._feeder.num_items, len(self._window)
@@ -237,6 +252,7 @@ class BulkDriver:
 
     async def _report(self) -> Report:
         counts = await self._in_thread(self._sink.counts)
+        await self._say_refused()
         view = self._view = await self._calls.view()
         if view.state in ("cancelling", "cancelled") and view.cancelled:
             # The last items may be here before `_watch` has learned of the cancel.
@@ -249,7 +265,7 @@ class BulkDriver:
             total=None if self._feeder.is_closed else sum(counts.values()),
             succeeded=counts.get("succeeded", 0),
             failed=counts.get("failed", 0) + counts.get("cancelled", 0),
-            refused=counts.get("refused", 0),
+            refused=sum(counts.get(state, 0) for state in WRONG),
             seconds=self._rates.elapsed_s,
             windows=view.windows,
             jobs=view.jobs,

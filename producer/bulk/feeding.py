@@ -41,7 +41,6 @@ class Feeder:
         self._window = window
         self._in_thread = in_thread
         self._broken: TokenmillError | None = None
-        self._earlier = 0
         self.num_items = 0
         """Items taken from the source by this process."""
         self.is_done = False
@@ -54,27 +53,22 @@ class Feeder:
         """Why the source gave no more, if that was before its end."""
         return self._broken
 
-    async def run(self, earlier: int) -> None:
-        """Feeds until the source ends or the run is cancelled.
-
-        Args:
-            earlier: Items that had their lines before this process began.
-        """
+    async def run(self) -> None:
+        """Feeds until the source ends or the run is cancelled."""
         entries = self._source.entries()
         while not self.is_closed:
             batch = await self._in_thread(self.take, entries)
             if not batch:
                 break
             await self._place(batch)
-        self._earlier = earlier
         self.is_done = True
         if not self.is_closed:
             await self.say_total()
 
     async def say_total(self) -> None:
-        """Tells Redis how many items there are, where the source came to its end."""
+        """Tells Redis that there are no more items: the source came to its end."""
         if self._broken is None:
-            await self._calls.set_total(self._earlier + self.num_items)
+            await self._calls.set_total()
 
     def close(self) -> None:
         """Stops feeding: the run is cancelled."""
@@ -87,7 +81,12 @@ class Feeder:
         Returns:
             How many items it had forgotten.
         """
-        return sum([await self._feed(part) for part in _parts(self._window.all())])
+        forgotten = 0
+        for part in list(_parts(self._window.all())):
+            async with self._window.leaving:
+                left = [fed for fed in part if self._window.get(fed.seq) is fed]
+                forgotten += await self._feed(left)
+        return forgotten
 
     def take(self, entries: Iterator[Entry]) -> list[Entry]:
         """Reads the next few entries; none at the end, or where the source broke off.

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
 from ...shared.bulk.messages import Item, Outcome, RunView
 from ...shared.messages import JobError
 
-State = Literal["succeeded", "failed", "cancelled", "refused"]
-"""Of a written line. refused: the input line itself was wrong; nothing ran."""
+State = Literal["succeeded", "failed", "cancelled", "refused", "unfit"]
+"""Of a written line. refused: the input line itself was wrong, and was never fed.
+unfit: the pool found so once it was fed, as of a prompt with too many tokens."""
+WRONG: Final = ("refused", "unfit")
+"""States of lines that would end the same way whenever they are tried."""
 
 
 class Fed(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +140,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     """Items that ran and failed."""
     refused: int
-    """Lines that could not be items."""
+    """Lines that are wrong themselves."""
     seconds: float
     """Of this process."""
     windows: int = 0

@@ -1,17 +1,16 @@
 """What an input is known by, so that a changed one is noticed before it is mixed up."""
 
-from collections.abc import Callable, Iterator
+import os
+import stat
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from ...shared.errors import InvalidRequest, TokenmillError
+from ...shared.errors import InputUnreadable, InvalidRequest
 from .documents import document_files, look_over
-from .reading import read_lines
-
-_CHUNK: Final = 1 << 20
+from .off_loop import Check, go_on
+from .reading import chunks, read_lines
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,27 +32,35 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return self.size == other.size and self.digest == other.digest
 
 
-def identify(path: Path, known: Identity | None, *, max_line: int | None) -> Identity:
+def identify(
+    path: Path,
+    known: Identity | None,
+    *,
+    max_line: int | None,
+    check: Check = go_on,
+) -> Identity:
     """Looks at an input; it is read through only where it may have changed.
 
     Args:
         path: The file or directory.
         known: What it was known by before.
         max_line: Most bytes of a line; None where the whole file is one document.
+        check: Called now and then; may raise to stop.
 
     Raises:
-        InvalidRequest: It cannot be read.
+        InvalidRequest: It cannot be read, or not twice.
     """
     try:
+        _check_kind(path)
         found = look_over(path)
         if known is not None and known.stamp == found.stamp:
             return known
-        digest = _digest(path)
+        digest = _digest(path, check)
     except OSError as error:
         raise InvalidRequest("file", f"{path}: {error.strerror}") from None
     if known is not None and known.digest == digest and known.size == found.size:
         return msgspec.structs.replace(known, stamp=found.stamp)
-    items = found.documents if max_line is None else _count(path, max_line)
+    items = found.documents if max_line is None else _count(path, max_line, check)
     return Identity(
         size=found.size,
         digest=digest,
@@ -63,14 +70,25 @@ def identify(path: Path, known: Identity | None, *, max_line: int | None) -> Ide
     )
 
 
-def _digest(path: Path) -> str:
+def _check_kind(path: Path) -> None:
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InvalidRequest(
+            "file",
+            f"{path} is neither a file nor a directory, so it cannot be read again; "
+            "give a pipe to standard input, which is -",
+        )
+
+
+def _digest(path: Path, check: Check) -> str:
     hashed = blake2b(digest_size=16)
     for name, found in document_files(path):
         if path.is_dir():
-            hashed.update(f"\0{name}\0".encode())
+            hashed.update(os.fsencode(f"\0{name}\0"))
         try:
             with found.open("rb") as file:
-                for chunk in _chunks(file.read):
+                for chunk in chunks(file):
+                    check()
                     hashed.update(chunk)
         except OSError as error:
             if not path.is_dir():
@@ -79,14 +97,8 @@ def _digest(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
-
-    while chunk := read(_CHUNK):
-        yield chunk
-
-
-def _count(path: Path, max_line: int) -> int | None:
+def _count(path: Path, max_line: int, check: Check) -> int | None:
     try:
-        return sum(1 for _ in read_lines(path, max_line))
-    except TokenmillError:
+        return sum(1 for _ in read_lines(path, max_line, watch=lambda *_: check()))
+    except InputUnreadable:
         return None  # damaged further on: what comes before is worked off all the same

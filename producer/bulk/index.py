@@ -7,13 +7,15 @@ is done, ids that come twice are found, and lines are put into input order.
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from ...shared.errors import BulkRunConflict
+from .index_faults import told_of
 
 T = TypeVar("T")
 FORMAT: Final = 1
@@ -24,21 +26,23 @@ _ID_BYTES: Final = 16
 """Of the hash that stands for an id: no two of any file will ever meet."""
 
 RETRIED: Final = ("failed", "cancelled")
-"""States of lines whose items may be tried again; a refused line stays what it is."""
+"""States of lines whose items may be tried again; one that is wrong stays so."""
 
 _LINE: Final = "(seq INTEGER PRIMARY KEY, offset INTEGER, length INTEGER, state TEXT)"
 _TABLES: Final = f"""
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lines {_LINE};
 CREATE TABLE IF NOT EXISTS ids (hash BLOB PRIMARY KEY, seq INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS retries (seq INTEGER PRIMARY KEY, generation INTEGER);
+CREATE TABLE IF NOT EXISTS retries (
+  seq INTEGER PRIMARY KEY, generation INTEGER, replaces TEXT
+);
 """
 
 
-_RETRY: Final = "INSERT OR REPLACE INTO retries VALUES (?, ?)"
+_RETRY: Final = "INSERT OR REPLACE INTO retries VALUES (?, ?, 'cancelled')"
 _RETRY_FAILED: Final = """
 INSERT OR REPLACE INTO retries
-SELECT lines.seq, coalesce(retries.generation, 0) + 1
+SELECT lines.seq, coalesce(retries.generation, 0) + 1, lines.state
 FROM lines LEFT JOIN retries ON retries.seq = lines.seq WHERE lines.state IN (?, ?)
 """
 
@@ -53,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     length: int
     """Bytes, the line break included."""
     state: str
-    """`succeeded`, `failed`, `cancelled` or, for a line that was refused, `refused`."""
+    """As `flow.State`."""
 
 
 class Index:
@@ -64,14 +68,16 @@ class Index:
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            self._open(path)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise BulkRunConflict(
-                f"{path} is damaged or not an index ({error}); --restart begins again"
-            ) from None
+        self._path = path
+        with told_of(path):
+            self._db = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._open(path)
+            except BaseException:
+                self._db.close()
+                raise
 
     def _open(self, path: Path) -> None:
         # A commit is one sync of the log, and is there after a power cut.
@@ -99,9 +105,8 @@ class Index:
             name: Its name.
             kind: Its type.
         """
-        row = self._db.execute("SELECT value FROM facts WHERE name=?", (name,))
-        found = row.fetchone()
-        return None if found is None else msgspec.json.decode(found[0], type=kind)
+        found = self._rows("SELECT value FROM facts WHERE name=?", (name,))
+        return msgspec.json.decode(found[0][0], type=kind) if found else None
 
     def set_facts(self, **facts: object) -> None:
         """Records facts, all or none of them."""
@@ -120,7 +125,7 @@ class Index:
         """
         if not seqs:
             return frozenset()
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT seq FROM lines WHERE seq BETWEEN ? AND ?", (seqs[0], seqs[-1])
         )
         return {seq for (seq,) in rows}.intersection(seqs)
@@ -154,14 +159,30 @@ class Index:
         """
         if not seqs:
             return {}
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT seq, generation FROM retries WHERE seq BETWEEN ? AND ?",
             (seqs[0], seqs[-1]),
         )
-        return dict(rows.fetchall())
+        return dict(rows)
+
+    def replaced(
+        self, seqs: Sequence[int]
+    ) -> dict[int, Literal["failed", "cancelled"]]:
+        """Returns how those of some items settled that were tried before.
+
+        Args:
+            seqs: Rising.
+        """
+        if not seqs:
+            return {}
+        rows = self._rows(
+            "SELECT seq, replaces FROM retries WHERE seq BETWEEN ? AND ?",
+            (seqs[0], seqs[-1]),
+        )
+        return dict(rows)
 
     def try_again(self, generations: Mapping[int, int]) -> None:
-        """Notes items that are to be tried again.
+        """Notes items that were cancelled with their run and are to be tried again.
 
         Args:
             generations: Item -> the generation that comes next.
@@ -178,13 +199,12 @@ class Index:
     def end(self) -> int:
         """Returns the length of the partial file as far as it is recorded."""
         # Lines are appended, and rows are not made in the order of their items.
-        row = self._db.execute("SELECT max(offset + length) FROM lines").fetchone()
-        return row[0] or 0
+        ((end,),) = self._rows("SELECT max(offset + length) FROM lines")
+        return end or 0
 
     def counts(self) -> dict[str, int]:
         """Returns the number of written lines by state."""
-        rows = self._db.execute("SELECT state, count(*) FROM lines GROUP BY state")
-        return dict(rows.fetchall())
+        return dict(self._rows("SELECT state, count(*) FROM lines GROUP BY state"))
 
     def lines(self, *, ordered: bool) -> Iterator[Line]:
         """Iterates over all lines; nothing may be recorded meanwhile.
@@ -194,8 +214,9 @@ class Index:
         """
         by = "seq" if ordered else "offset"
         query = f"SELECT seq, offset, length, state FROM lines ORDER BY {by}"  # noqa: S608
-        for row in self._db.execute(query):
-            yield Line(*row)
+        with told_of(self._path):
+            for row in self._db.execute(query):
+                yield Line(*row)
 
     def replace_lines(
         self, lines: Iterator[Line], before_commit: Callable[[], None]
@@ -218,21 +239,26 @@ class Index:
             self._db.execute("ALTER TABLE remade RENAME TO lines")
             self._put_facts(pending=True, phase="running")
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._db)
+    def _rows(self, query: str, args: Sequence[object] = ()) -> list[Any]:
+        with told_of(self._path):
+            return self._db.execute(query, args).fetchall()
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return _transaction(self._db, self._path)
 
 
-class _Transaction:
+@contextmanager
+def _transaction(db: sqlite3.Connection, path: Path) -> Iterator[None]:
     """All of it or nothing; the driver's own `with` leaves DDL outside."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+    with told_of(path):
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            yield
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:  # a full disk may have rolled it back by itself
+                db.execute("ROLLBACK")
+            raise
 
 
 def _hash(text: str) -> bytes:

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 _FRONT_MATTER: Final = re.compile(
     r"\A---\r?\n.*?\r?\n(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.S
 )
-_COMMENT: Final = re.compile(r"<!--.*?-->", re.S)
-_IMAGE: Final = re.compile(r"!\[([^\]\n]*)\]\([^)\n]*\)")
-_LINK: Final = re.compile(r"\[([^\]\n]+)\]\([^)\n]*\)")
+_TARGET: Final = r"\((?:[^()\n]|\([^()\n]*\))*+\)"
+# No class holds the bracket that it starts with: a text of brackets alone takes time
+# in proportion to its length.
+_IMAGE: Final = re.compile(rf"!\[([^\[\]\n]*+)\]{_TARGET}")
+_LINK: Final = re.compile(rf"\[([^\[\]\n]++)\]{_TARGET}")
 _REFERENCE: Final = re.compile(r"^[ ]{0,3}\[[^\]\n]+\]:[ \t]+\S+.*$", re.M)
-_HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.M)
+_HEADING: Final = re.compile(r"^#{1,6}[ \t]++(.+)$", re.M)
 _FENCE: Final = re.compile(r"^[ ]{0,3}(```|~~~)[^\n]*$", re.M)
 _BLANK_LINES: Final = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES: Final = re.compile(r"\s+")
@@ -62,28 +64,54 @@ def read_text(raw: bytes) -> Document:
 def read_markdown(raw: bytes) -> Document:
     """Reads Markdown: words stay, addresses of links and the like go."""
     text = decode(raw).replace("\r\n", "\n")
-    text = _COMMENT.sub("", _FRONT_MATTER.sub("", text))
-    title = _HEADING.search(text)
+    text = _without_comments(_FRONT_MATTER.sub("", text))
+    first = _HEADING.search(text)
+    title = _heading(first) if first else ""
     for pattern, put in (
         (_IMAGE, r"\1"),
         (_LINK, r"\1"),
         (_REFERENCE, ""),
         (_FENCE, ""),
-        (_HEADING, r"\1"),
     ):
         text = pattern.sub(put, text)
-    heading = title.group(1) if title else ""
-    return Document(_tidy(text), _IMAGE.sub(r"\1", _LINK.sub(r"\1", heading)))
+    text = _HEADING.sub(_heading, text)
+    return Document(_tidy(text), _LINK.sub(r"\1", _IMAGE.sub(r"\1", title)))
+
+
+def _without_comments(text: str) -> str:
+    parts: list[str] = []
+    kept = 0
+    while (start := text.find("<!--", kept)) >= 0:
+        end = text.find("-->", start + 4)
+        if end < 0:
+            break
+        parts.append(text[kept:start])
+        kept = end + 3
+    return "".join((*parts, text[kept:]))
+
+
+def _heading(found: re.Match[str]) -> str:
+    """The words of a heading, without the marks that may close it."""
+    words = found.group(1).rstrip(" \t")
+    closed = words.rstrip("#")
+    return closed.rstrip(" \t") if closed.endswith((" ", "\t")) or not closed else words
 
 
 def read_html(raw: bytes) -> Document:
     """Reads what a person sees of an HTML page; its encoding as the page says."""
     from bs4 import BeautifulSoup  # late: only pages need it
+    from bs4.exceptions import ParserRejectedMarkup
 
-    with warnings.catch_warnings():
-        # A page that is XML, or hardly markup at all, is read all the same.
-        warnings.simplefilter("ignore")
-        soup = BeautifulSoup(raw, "html.parser")
+    try:
+        with warnings.catch_warnings():
+            # A page that is XML, or hardly markup at all, is read all the same.
+            warnings.simplefilter("ignore")
+            soup = BeautifulSoup(raw, "html.parser")
+    except ParserRejectedMarkup as error:
+        raise InvalidRequest(
+            "text",
+            f"cannot be read as HTML ({error}); repair the page, or name it .txt",
+        ) from None
     if soup.contains_replacement_characters:
         raise InvalidRequest(
             "text",

@@ -9,6 +9,7 @@ import msgspec
 from ...shared.bulk.keys import new_run_id
 from ...shared.bulk.messages import RunSpec
 from ...shared.errors import BulkRunConflict
+from .finding import run_beside
 from .finishing import FINISHED, RUNNING, recover
 from .identity import Identity
 from .index import Index
@@ -43,17 +44,25 @@ def opened(place: Place, *, restart: bool = False) -> Iterator[Index]:
     """
     place.make()
     with Lock(place):
-        if restart:
-            place.forget()
+        replaced = _forgotten(place) if restart else None
         index = Index(place.index)
         try:
+            if replaced is not None:
+                index.set_facts(replaced=replaced)
             recover(place, index)
             yield index
         finally:
-            is_begun = recorded(index) is not None
+            is_of_use = recorded(index) is not None or index.fact("replaced", str)
             index.close()
-            if not is_begun:
+            if not is_of_use:
                 place.remove_sidecar()
+
+
+def _forgotten(place: Place) -> str | None:
+    """Forgets what was begun; returns the run, which is still in the pool."""
+    run = run_beside(place)
+    place.forget()
+    return run
 
 
 def begin(
@@ -81,9 +90,10 @@ def begin(
     """
     found = recorded(index)
     if found is None:
-        if place.output.exists() and not restart:
+        there = [path for path in (place.output, place.partial) if path.exists()]
+        if there and not restart:
             raise BulkRunConflict(
-                f"{place.output} exists, and nothing says how it was made; move it "
+                f"{there[0]} exists, and nothing says how it was made; move it "
                 "away, name another output, or replace it with --restart"
             )
         run = new_run_id()
@@ -102,6 +112,23 @@ def begin(
         )
     index.set_facts(source=source)
     return found
+
+
+def check_there(place: Place, begun: Begun) -> None:
+    """Refuses an output that was finished and is gone.
+
+    Args:
+        place: The output.
+        begun: What its index says.
+
+    Raises:
+        BulkRunConflict: It is not where it was put.
+    """
+    if begun.is_finished and not place.output.exists():
+        raise BulkRunConflict(
+            f"{place.output} was complete and is gone; put it back, or make it again "
+            "with --restart"
+        )
 
 
 def recorded(index: Index) -> Begun | None:

@@ -25,8 +25,9 @@ class Place:
 
     def __init__(self, output: Path) -> None:
         self.output = output
-        self.partial = output.with_name(output.name + PARTIAL)
-        self.sidecar = output.with_name(output.name + SIDECAR)
+        self.partial = output.parent / (output.name + PARTIAL)
+        self.sidecar = output.parent / (output.name + SIDECAR)
+        self._made = False
         self.index = self.sidecar / "index.sqlite"
         self.assembled = self.sidecar / "assembled"
         """The whole output before it takes its name."""
@@ -34,6 +35,8 @@ class Place:
         """A partial file without the lines that are to be tried again."""
         self.spooled = self.sidecar / "input"
         """What was read from standard input, so that it can be read again."""
+        self.spooling = self.sidecar / "input.new"
+        """The same, before all of it was read."""
 
     @property
     def is_gzip(self) -> bool:
@@ -41,28 +44,68 @@ class Place:
         return self.output.suffix == ".gz"
 
     def make(self) -> None:
-        """Makes the sidecar directory.
+        """Makes the sidecar directory, or finds ours there.
 
         Raises:
+            BulkRunConflict: There is one with files of somebody else's.
             BulkOutputFailed: It cannot be made.
         """
         try:
-            self.sidecar.mkdir(exist_ok=True)
+            self.sidecar.mkdir()
+            self._made = True
+        except FileExistsError:
+            self._check_ours()
         except OSError as error:
             raise unwritable(self.sidecar, error) from None
 
+    def _check_ours(self) -> None:
+        """Our index may have company; without it, only our own files may be there."""
+        try:
+            names = {path.name for path in self.sidecar.iterdir()}
+        except OSError as error:
+            raise unwritable(self.sidecar, error) from None
+        strange = names - self._own
+        if strange and self.index.name not in names:
+            raise BulkRunConflict(
+                f"{self.sidecar} is to have our index, and holds files of another "
+                f"origin ('{min(strange)[:80]}'); move it away, or name another output"
+            )
+        self._made = self._made or self.index.name in names
+
+    @property
+    def _own(self) -> frozenset[str]:
+        """Names of whatever we put into the sidecar directory."""
+        index = self.index.name
+        return frozenset(
+            (
+                *(Lock.NAME, index, f"{index}-wal", f"{index}-shm", f"{index}-journal"),
+                *(self.assembled.name, self.remade.name),
+                *(self.spooled.name, self.spooling.name),
+            )
+        )
+
     def remove_sidecar(self) -> None:
-        """Removes what lies beside an output that was never begun; we have the lock."""
-        for path in self.sidecar.iterdir():
-            path.unlink()
-        self.sidecar.rmdir()
+        """Removes what lies beside an output that was never begun; we have the lock.
+
+        What is not ours stays, and then so does the directory.
+        """
+        for name in self._own:
+            (self.sidecar / name).unlink(missing_ok=True)
+        if self._made and not any(self.sidecar.iterdir()):
+            self.sidecar.rmdir()
 
     def forget(self) -> None:
-        """Removes all but the output and the lock, for a run from the beginning."""
-        self.partial.unlink(missing_ok=True)
-        for path in self.sidecar.iterdir():
-            if path.name != Lock.NAME:
-                path.unlink()
+        """Removes all of ours but the output and the lock, to begin again.
+
+        Raises:
+            BulkOutputFailed: The system refuses it.
+        """
+        try:
+            self.partial.unlink(missing_ok=True)
+            for name in self._own - {Lock.NAME}:
+                (self.sidecar / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritable(self.partial, error) from None
 
 
 class Lock:

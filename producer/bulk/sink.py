@@ -12,8 +12,13 @@ from collections.abc import Set as AbstractSet
 from typing import IO, Final, Protocol
 
 from ...shared.bulk.messages import Outcome
-from ...shared.errors import BulkRunConflict
-from .flow import Done, Settled
+from ...shared.errors import (
+    BulkRunConflict,
+    InputUnreadable,
+    InvalidRequest,
+    kind_of,
+)
+from .flow import Done, Settled, State
 from .index import Index, Line
 from .place import Place, sync_directory, unwritable
 
@@ -133,6 +138,14 @@ class FileSink:
             _log.debug("closing %s: %s", self._place.partial, error)
 
 
-def state_of(settled: Settled) -> str:
+def state_of(settled: Settled) -> State:
     """Returns the `State` of a line."""
-    return settled.outcome.state if isinstance(settled, Done) else "refused"
+    if not isinstance(settled, Done):
+        return "refused"
+    outcome = settled.outcome
+    if outcome.state == "failed" and outcome.error is not None:
+        kind = kind_of(outcome.error.code)
+        # A file that an input names may be there the next time.
+        if kind and issubclass(kind, InvalidRequest) and kind is not InputUnreadable:
+            return "unfit"
+    return outcome.state

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .place import Place
+from .place import Place, unwritable
 
 _CHUNK: Final = 1 << 20
 
@@ -19,12 +19,18 @@ async def spool_stdin(place: Place) -> Path:
 
     Returns:
         The copy. Where standard input is empty and one was kept before, that one.
+
+    Raises:
+        BulkOutputFailed: It cannot be kept, as on a full disk.
     """
     number = sys.stdin.fileno()
-    path = place.spooled.with_suffix(".new")
-    with path.open("wb") as file:
-        while chunk := await _read(number):
-            file.write(chunk)
+    path = place.spooling
+    try:
+        with path.open("wb") as file:
+            while chunk := await _read(number):
+                file.write(chunk)
+    except OSError as error:
+        raise unwritable(path, error) from None
     if not path.stat().st_size and place.spooled.exists():
         path.unlink()
         return place.spooled

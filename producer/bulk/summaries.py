@@ -20,6 +20,7 @@ class SummaryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     levels: int | None = None
     mode: str | None = None
     source_tokens: int | None = None
+    """None where nobody counted them: key sentences are chosen without a tokenizer."""
     usage: Usage | None = None
     fell_back: tuple[str, ...] = ()
     """Parts summarized by key sentences, since the model gave nothing of use."""
@@ -53,7 +54,7 @@ def _line(settled: Settled) -> SummaryLine:
         windows=summary.windows,
         levels=summary.levels,
         mode=summary.mode,
-        source_tokens=summary.source_tokens,
+        source_tokens=summary.source_tokens or None,
         usage=outcome.usage,
         fell_back=summary.fell_back,
         tree=summary.tree,

@@ -26,6 +26,9 @@ class Window:
         self._items: dict[int, Fed] = {}
         self._bytes = 0
         self._changed = asyncio.Event()
+        self.leaving = asyncio.Lock()
+        """Held while items leave window and Redis, which is one step for whoever feeds
+        again what is in the window: an item that left Redis would come as a new one."""
 
     def __len__(self) -> int:
         return len(self._items)

@@ -1,9 +1,9 @@
 """A bulk command from what it was asked to do, to its report."""
 
 import asyncio
+import contextlib
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,21 +14,18 @@ from ...shared.bulk.store import RunStore
 from ...shared.errors import BulkRunConflict, RedisUnavailable, UnknownRun
 from ..cli_output import print_note
 from ..client import Client
-from .accepted import Accepted, accepted_by
-from .answers import RequestForm
-from .documents import DocumentReader, FileSource, is_lines
-from .driver import BulkDriver
-from .finishing import finish, prepare_retry
-from .flow import Progress, Report, Source
+from .accepted import accepted_by
+from .documents import is_lines
+from .drive import Copy, Drive, OnProgress
+from .finishing import prepare_retry
+from .flow import WRONG, Report
 from .identity import Identity, identify
 from .index import RETRIED, Index
-from .line_source import LineSource
-from .opening import Begun, begin, opened, recorded
+from .off_loop import off_loop
+from .opening import Begun, begin, check_there, opened, recorded
 from .place import Place
-from .requests import RequestReader
-from .sink import FileSink
 from .stdin import spool_stdin
-from .summaries import SummaryForm
+from .target import check_target
 
 PATIENCE_S: Final = 300.0
 """How long an outage of Redis is waited out: longer than any restart."""
@@ -38,9 +35,6 @@ _CANCEL_S: Final = 5.0
 """How long a command that leaves waits for its run to be cancelled."""
 _LINE: Final = 64 * 1024 * 1024
 """Lines are counted in pieces of so many bytes."""
-
-OnProgress = Callable[[Progress], None]
-Copy = Callable[[bytes], None]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +48,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     ordered: bool = False
     restart: bool = False
     reach: "Reach"
+    any_model: bool = False
+    """None was named, so the one in `spec` means nothing: what was begun goes on with
+    its own, a new run takes the pool's only one."""
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +83,13 @@ async def work_off(work: Work, on_progress: OnProgress) -> Ended:
     Raises:
         BulkRunConflict: The output belongs to other options or input, or is in use.
         BulkOutputFailed: The output cannot be written.
-        InvalidRequest: The input cannot be read.
+        InvalidRequest: The input cannot be read, or the output is no file to write.
         RedisUnavailable: Redis did not answer for longer than the patience.
     """
     if work.output == STANDARD:
         return await _to_stdout(work, on_progress)
     place = Place(Path(work.output))
+    check_target(place, None if work.source == STANDARD else Path(work.source))
     with opened(place, restart=work.restart) as index:
         return await _in_place(work, place, index, on_progress)
 
@@ -143,16 +141,21 @@ async def _in_place(
     if work.source == STANDARD:
         path = await spool_stdin(place)
     in_lines = _in_lines(work.spec, work.source)
-    known = index.fact("source", Identity)
-    source = identify(path, known, max_line=_LINE if in_lines else None)
+    source = await _identity(path, index, in_lines=in_lines)
     found = recorded(index)
+    if work.any_model and found is not None:
+        work = _with_model(work, found.spec.model)
     if found is not None and found.is_finished:
+        check_there(place, found)
         begun = _begin(work, place, index, source, path)
         report = _report_of(begun, index)
     else:
         # Before anything is recorded: what this pool refuses is not begun.
         async with Client(work.reach.url, patience_s=work.reach.patience_s) as mill:
+            await _cancel_replaced(mill, index)
             accepted = await accepted_by(mill)
+            if work.any_model and found is None:
+                work = _with_model(work, accepted.default_model)
             accepted.check_spec(work.spec)
             begun = _begin(work, place, index, source, path)
             drive = Drive(mill, accepted, begun, work.reach.keep_ms, on_progress)
@@ -163,6 +166,28 @@ async def _in_place(
         was_finished=found is not None and found.is_finished,
         others=source.others,
     )
+
+
+def _with_model(work: Work, model: str) -> Work:
+    spec = msgspec.structs.replace(work.spec, model=model)
+    return msgspec.structs.replace(work, spec=spec)
+
+
+async def _identity(path: Path, index: Index, *, in_lines: bool) -> Identity:
+    known, most = index.fact("source", Identity), _LINE if in_lines else None
+    return await off_loop(
+        lambda check: identify(path, known, max_line=most, check=check)
+    )
+
+
+async def _cancel_replaced(mill: Client, index: Index) -> None:
+    """Ends the run that `--restart` forgot: nobody will collect its outcomes."""
+    run = index.fact("replaced", str)
+    if not run:
+        return
+    with contextlib.suppress(UnknownRun):
+        await mill.session.patiently(RunStore(mill.session.redis, run).cancel)
+    index.set_facts(replaced="")
 
 
 def _begin(
@@ -186,6 +211,8 @@ def _begin(
 async def retry_failed(output: str, reach: Reach, on_progress: OnProgress) -> Ended:
     """Runs what failed again, and puts its lines in the place of those that say so.
 
+    What was never run, since the run was broken off or cancelled, is run as well.
+
     Args:
         output: The path of an output that a bulk command wrote.
         reach: How the pool is reached.
@@ -203,18 +230,25 @@ async def retry_failed(output: str, reach: Reach, on_progress: OnProgress) -> En
         if begun is None or source is None or path is None:
             raise _no_index(output)
         in_lines = bool(index.fact("in_lines", bool))
-        now = identify(Path(path), source, max_line=_LINE if in_lines else None)
+        now = await _identity(Path(path), index, in_lines=in_lines)
         if not now.is_same(source):
             raise BulkRunConflict(
                 f"{path} was changed since {output} was written, so it cannot be said "
                 "which items failed; begin again with --restart"
             )
-        if not prepare_retry(place, index, ordered=begun.ordered):
+        check_there(place, begun)
+        num_again = await off_loop(
+            lambda check: prepare_retry(
+                place, index, ordered=begun.ordered, check=check
+            )
+        )
+        if not num_again and begun.is_finished:
             return Ended(
                 report=_report_of(begun, index),
                 output=output,
-                was_finished=begun.is_finished,
+                was_finished=True,
             )
+        # Else there is something to run: what failed, or what never came to its turn.
         async with Client(reach.url, patience_s=reach.patience_s) as mill:
             accepted = await accepted_by(mill)
             drive = Drive(mill, accepted, begun, reach.keep_ms, on_progress)
@@ -229,60 +263,8 @@ def _no_index(output: str) -> BulkRunConflict:
     )
 
 
-class Drive(msgspec.Struct, frozen=True):
-    """A run that is to be driven to its end."""
-
-    mill: Client
-    accepted: Accepted
-    begun: Begun
-    keep_ms: int
-    on_progress: OnProgress
-
-    async def to_its_end(
-        self, place: Place, index: Index, copy: Copy | None = None
-    ) -> Report:
-        """Drives it, and makes the output of what was written.
-
-        Args:
-            place: The output.
-            index: Its index.
-            copy: Is given every line that is written.
-        """
-        spec = self.begun.spec
-        form = RequestForm(self.begun.run) if spec.kind == "run" else SummaryForm()
-        sink = FileSink(place, index, form, copy)
-        driver = BulkDriver(
-            self.mill,
-            _source(spec, index, self.accepted),
-            sink,
-            spec,
-            run_id=self.begun.run,
-            reopen=True,
-            on_progress=self.on_progress,
-            keep_ms=self.keep_ms,
-        )
-        try:
-            report = await driver.run()
-        finally:
-            sink.close()
-        if report.state == "complete":
-            finish(place, index, ordered=self.begun.ordered)
-        return report
-
-
 def _in_lines(spec: RunSpec, source: str) -> bool:
     return spec.kind == "run" or source == STANDARD or is_lines(Path(source))
-
-
-def _source(spec: RunSpec, index: Index, accepted: Accepted) -> Source:
-    path = Path(index.fact("input", str) or "")
-    identity = index.fact("source", Identity)
-    total = None if identity is None else identity.items
-    if spec.kind == "run":
-        return LineSource(path, index, RequestReader(accepted, spec.model), total)
-    if index.fact("in_lines", bool):
-        return LineSource(path, index, DocumentReader(), total)
-    return FileSource(path, index, total)
 
 
 def _report_of(begun: Begun, index: Index) -> Report:
@@ -294,6 +276,6 @@ def _report_of(begun: Begun, index: Index) -> Report:
         total=sum(counts.values()),
         succeeded=counts.get("succeeded", 0),
         failed=sum(counts.get(state, 0) for state in RETRIED),
-        refused=counts.get("refused", 0),
+        refused=sum(counts.get(state, 0) for state in WRONG),
         seconds=0.0,
     )

@@ -10,8 +10,6 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import Response as PlainResponse
 
-from ...shared.bulk.store import RunStore
-from ...shared.errors import UnknownRun
 from .admin_models import (
     CancelAnswer,
     DeadPage,
@@ -24,7 +22,8 @@ from .admin_models import (
     PurgeAnswer,
     RequeueAnswer,
 )
-from .auth import Caller, Scope, require
+from .auth import Caller, Scope, identify, require
+from .bulk_api import cancel_bulk_run
 from .context import Gateway, gateway
 from .documented import StructResponse, answers, takes
 from .errors import ApiError
@@ -33,6 +32,7 @@ from .sse import EventStream
 
 router: Final = APIRouter(prefix="/v1/admin", tags=["dashboard"])
 _MOST_BODY_BYTES: Final = 1024 * 1024
+_Anyone = Annotated[Caller, Depends(identify)]
 _Viewer = Annotated[Caller, Depends(require(Scope.READ))]
 _Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
 _Gateway = Annotated[Gateway, Depends(gateway)]
@@ -45,8 +45,11 @@ def _views(request: Request) -> LiveViews:
 
 
 @router.get("/me", responses=answers(Me))
-async def me(caller: _Viewer, owner: _Gateway) -> Response:
-    """Who is looking, what that key may do, and which models there are."""
+async def me(caller: _Anyone, owner: _Gateway) -> Response:
+    """Who is looking, what that key may do, and which models there are.
+
+    Any key is told: one that may submit and not look has the playground.
+    """
     models = await owner.client.models()
     return StructResponse(
         Me(
@@ -108,11 +111,8 @@ async def cancel_run(run: str, caller: _Viewer, owner: _Gateway) -> Response:
             f"this key may look and not cancel: that needs the scope '{Scope.BATCH}'",
             code="insufficient_scope",
         )
-    store = RunStore(owner.redis, run)
-    view = await store.view()
-    if not caller.sees(view.spec.tenant):
-        raise UnknownRun(f"no record of bulk run {run}")
-    return StructResponse(CancelAnswer(status=await store.cancel()))
+    status = await cancel_bulk_run(owner, caller, run)
+    return StructResponse(CancelAnswer(status=status))
 
 
 @router.get("/dead", responses=answers(DeadPage))

@@ -140,7 +140,7 @@ async def _input(
     owner: Gateway, caller: Caller, job_id: JobId, info: JobInfo
 ) -> str | None:
     """The prompt, for its own tenant alone: an administrator reads nobody else's."""
-    if info.tenant != caller.tenant:
+    if not caller.owns(info.tenant):
         return None
     name = str(job_id)
     (raw,) = await owner.client.session.read(("GET", job_id.keys.input(name)))

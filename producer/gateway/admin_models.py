@@ -56,8 +56,15 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None
     """Items of the input, once they are counted."""
     fed: int
+    """Items that the run was given so far."""
     settled: int
+    """Items that have ended, in whichever way."""
+    succeeded: int
     failed: int
+    cancelled: int
+    refused: int
+    """Lines of the input that were wrong and never became items; no other count has
+    them."""
     jobs: int
     """Jobs that have ended."""
     prompt_tokens: int
@@ -81,7 +88,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
             total=view.total,
             fed=view.fed,
             settled=view.settled,
+            succeeded=view.succeeded,
             failed=view.failed,
+            cancelled=view.cancelled,
+            refused=view.refused,
             jobs=view.jobs,
             prompt_tokens=view.prompt_tokens,
             completion_tokens=view.completion_tokens,

@@ -1,6 +1,5 @@
 """Who is calling: API keys, browser sessions, and what they may do."""
 
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
@@ -15,19 +14,28 @@ from ...shared.messages import DEFAULT_TENANT
 from ...shared.validate import TENANT
 from .context import Gateway, gateway
 from .errors import ApiError
+from .leaving import STILL_ALLOWED
+from .limits import OPEN, OpenRequest
+from .origins import (
+    SAFE_METHODS,
+    names_loopback,
+    refuse_foreign_names,
+    refuse_foreign_pages,
+    refuse_proxies,
+)
 
 if TYPE_CHECKING:
     from ...shared.config import GatewayConfig
 
 SESSION_COOKIE: Final = "tokenmill_session"
 """Holds a browser's session: HttpOnly, SameSite=Strict, made by POST /login."""
+SECURE_SESSION_COOKIE: Final = f"__Host-{SESSION_COOKIE}"
+"""The same where pages come by https: no other host of the domain can set it."""
 TENANT_HEADER: Final = "X-Tokenmill-Tenant"
 KEY_AGE_S: Final = 2.0
 """A key that was looked up is believed for this long, so revoking takes no longer."""
 _MOST_KEYS: Final = 4096
 """Keys remembered: a caller may try any number of wrong ones."""
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     scopes: frozenset[Scope]
     key_id: str
     """Of its key; empty where none is asked for."""
+    home: str | None = None
+    """The tenant of its key, whomever it acts for; None where no key is asked for."""
 
     def may(self, scope: Scope) -> bool:
         """Whether it may do this."""
@@ -46,6 +56,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def sees(self, tenant: str) -> bool:
         """Whether it may see what belongs to a tenant."""
         return tenant == self.tenant or Scope.ADMIN in self.scopes
+
+    def owns(self, tenant: str) -> bool:
+        """Whether what a tenant wrote may be read to it: acting for one is not enough.
+
+        Without keys there are no tenants to keep apart: it is whom it says it is.
+        """
+        return tenant == (self.tenant if self.home is None else self.home)
 
 
 class KeyRing:
@@ -120,16 +137,7 @@ class KeyRing:
 
 def is_loopback(settings: "GatewayConfig") -> bool:
     """Whether the gateway listens on this host alone."""
-    return _names_loopback(settings.host)
-
-
-def _names_loopback(host: str) -> bool:
-    if host in _LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return names_loopback(settings.host)
 
 
 def require(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
@@ -177,14 +185,46 @@ async def identify(request: Request) -> Caller:
             headers={"WWW-Authenticate": "Bearer"},
         )
     if record is None:
-        _refuse_foreign_pages(request, owner.config.gateway)
-        scopes, tenant, key_id = frozenset(Scope), DEFAULT_TENANT, ""
+        _refuse_strangers(request, owner.config.gateway)
+        caller = Caller(tenant=DEFAULT_TENANT, scopes=frozenset(Scope), key_id="")
     else:
-        scopes, tenant, key_id = frozenset(record.scopes), record.tenant, record.id
-    caller = Caller(tenant=tenant, scopes=scopes, key_id=key_id)
+        caller = Caller(
+            tenant=record.tenant,
+            scopes=frozenset(record.scopes),
+            key_id=record.id,
+            home=record.tenant,
+        )
+        opened = request.scope.get(OPEN)
+        if isinstance(opened, OpenRequest):
+            opened.is_of_key(record.id)
     caller = for_tenant(caller, request.headers.get(TENANT_HEADER), TENANT_HEADER)
     request.scope["tokenmill.caller"] = caller
+    request.scope[STILL_ALLOWED] = lambda: _is_still_allowed(request, caller.key_id)
     return caller
+
+
+async def _is_still_allowed(request: Request, key_id: str) -> bool:
+    """Whether who was let in once would be let in again, by the same key."""
+    owner = await gateway(request)
+    try:
+        record = await _record(request, owner)
+    except ApiError:
+        return False
+    if record is None:
+        return not await owner.keys.are_asked_for()
+    return record.id == key_id
+
+
+def _refuse_strangers(request: Request, settings: "GatewayConfig") -> None:
+    """Where no key is asked for, who reaches the gateway must be on its host.
+
+    Unless it is open to all on purpose, and even then no foreign page may use it.
+    """
+    refuse_foreign_pages(request, settings.cors_origins)
+    if is_loopback(settings):
+        refuse_foreign_names(request)
+    if settings.auth != "none":
+        refuse_proxies(request)
 
 
 async def _record(request: Request, owner: Gateway) -> KeyRecord | None:
@@ -203,44 +243,18 @@ async def _record(request: Request, owner: Gateway) -> KeyRecord | None:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return record
-    cookie = request.cookies.get(SESSION_COOKIE)
+    cookie = session_cookie_of(request)
     if not cookie:
         return None
-    if request.method not in _SAFE_METHODS:
-        _refuse_foreign_pages(request, None)
+    if request.method not in SAFE_METHODS:
+        refuse_foreign_pages(request, owner.config.gateway.cors_origins)
     return await owner.keys.of_session(cookie)
 
 
-def _refuse_foreign_pages(request: Request, settings: "GatewayConfig | None") -> None:
-    """A browser attaches cookies, and reaches this host, for pages of anyone.
-
-    Args:
-        request: One that no key vouches for.
-        settings: Given where no key is asked for at all: a page whose name was made
-            to point here is then told by the name itself.
-    """
-    host = request.headers.get("host", "")
-    origin = request.headers.get("origin")
-    allowed = request.app.state.gateway.config.gateway.cors_origins
-    if origin is not None and origin not in allowed:
-        _, _, origin_host = origin.partition("://")
-        if origin_host != host:
-            raise ApiError(
-                403,
-                f"pages of {origin[:200]} may not call this gateway; name them in "
-                "gateway.cors_origins, or use an API key",
-                code="origin_refused",
-            )
-    if settings is None or settings.auth == "none":
-        return
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if not _names_loopback(name.strip("[]")):
-        raise ApiError(
-            403,
-            f"without API keys this gateway answers to the names of this host alone, "
-            f"not to '{host[:200]}'; make a key with: tokenmill keys create",
-            code="host_refused",
-        )
+def session_cookie_of(request: Request) -> str | None:
+    """Returns the cookie of a browser's session, if it sent one."""
+    secure = request.cookies.get(SECURE_SESSION_COOKIE)
+    return secure or request.cookies.get(SESSION_COOKIE)
 
 
 def for_tenant(caller: Caller, named: str | None, where: str) -> Caller:

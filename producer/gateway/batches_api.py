@@ -25,9 +25,10 @@ from .batches_models import (
     BatchObject,
     BatchRecord,
 )
+from .batches_open import open_of
 from .context import Gateway, gateway
 from .documented import StructResponse, answers, takes
-from .errors import ApiError
+from .errors import ApiError, retry_after
 from .files import new_file_id
 from .files_api import find_file
 from .options import options_of
@@ -37,10 +38,11 @@ _Caller = Annotated[Caller, Depends(require(Scope.BATCH))]
 _Gateway = Annotated[Gateway, Depends(gateway)]
 _SAME: Final = ("tenant", "endpoint", "input_file_id", "metadata")
 """What two requests with one idempotency key have in common."""
+_QUOTA_RETRY_S: Final = 60.0
 
 
 @router.post(
-    "", responses=answers(BatchObject, 404, 409), openapi_extra=takes(BatchBody)
+    "", responses=answers(BatchObject, 404, 409, 429), openapi_extra=takes(BatchBody)
 )
 async def create(request: Request, caller: _Caller, owner: _Gateway) -> StructResponse:
     """Begins a batch: the requests of an uploaded file, done within a day."""
@@ -54,7 +56,8 @@ async def create(request: Request, caller: _Caller, owner: _Gateway) -> StructRe
             "that was uploaded with 'batch'",
             param="input_file_id",
         )
-    webhook = options.webhook or body.webhook or (body.metadata or {}).get("webhook")
+    # Not one from `metadata`: what stands there is the caller's and means nothing here.
+    webhook = options.webhook or body.webhook
     if webhook is not None:
         session = owner.client.session
         check_webhook(webhook, await session.patiently(session.view.pool))
@@ -147,6 +150,8 @@ async def _add(owner: Gateway, draft: BatchRecord) -> BatchRecord:
         await redis.zadd(OPEN_BATCHES, {record.id: now_ms}, nx=True)
         await redis.pexpire(OPEN_BATCHES, keep_ms)
 
+    if await records.get(record.id) is None:
+        await _check_quota(owner, record.tenant)
     await owner.client.session.patiently(open_it)
     if await records.add(record.id, record.tenant, record, now_ms, keep_ms):
         return record
@@ -157,6 +162,18 @@ async def _add(owner: Gateway, draft: BatchRecord) -> BatchRecord:
             f"'{record.tenant}'; use a new key, or send the same"
         )
     return earlier
+
+
+async def _check_quota(owner: Gateway, tenant: str) -> None:
+    most = owner.config.gateway.max_tenant_batches
+    if len(await open_of(owner.client.session, tenant)) >= most:
+        raise ApiError(
+            429,
+            f"the tenant has {most} batches that have not ended "
+            "(gateway.max_tenant_batches); wait for one, or cancel some",
+            code="batches_quota_exceeded",
+            headers=retry_after(_QUOTA_RETRY_S),
+        )
 
 
 async def _find(owner: Gateway, caller: Caller, batch_id: str) -> BatchRecord:

@@ -13,6 +13,7 @@ from typing import IO, Final
 import msgspec
 
 from ...shared.bulk.messages import Outcome
+from ...shared.errors import BulkOutputFailed
 from ...shared.messages import JobError
 from ..bulk.flow import Done, Entry, Fed, Settled
 from ..bulk.line_source import LineSource
@@ -87,6 +88,8 @@ def assemble(
 
     Raises:
         CancelledError: `stop` was set; nothing was written.
+        BulkOutputFailed: Lines of a batch that did not fail are missing; nothing was
+            written.
     """
     seen = bytearray()
     with ExitStack() as stack:
@@ -104,12 +107,23 @@ def assemble(
             if _is_new(seen, line.seq):
                 errors.write(line.data)
                 num_failed += line.state == "refused"
+        if ended != "failed":
+            _check_whole(record, output.num_lines + errors.num_lines)
     return Assembled(
         output_bytes=output.num_bytes,
         error_bytes=errors.num_bytes,
         completed=output.num_lines,
         failed=num_failed,
     )
+
+
+def _check_whole(record: BatchRecord, num_lines: int) -> None:
+    """Nobody is told that a batch has ended while a line of it is not there."""
+    if num_lines != record.total:
+        raise BulkOutputFailed(
+            f"{record.id} has {num_lines} lines of output and errors; expected "
+            f"{record.total}. What is missing runs again"
+        )
 
 
 def _undone(rest: LineSource | None, form: Form, ended: str) -> Iterator[PartLine]:

@@ -5,7 +5,7 @@ import threading
 
 import msgspec
 
-from ...shared.errors import InvalidRequest
+from ...shared.errors import InvalidRequest, PayloadTooLarge
 from ..bulk.flow import Refused
 from ..bulk.line_source import LineReader, LineSource, Parsed
 from ..openai_form import CHAT_URL
@@ -56,6 +56,45 @@ class BatchReader:
         )
 
 
+class InputBounds:
+    """Stops the reading of an input that is too long, or that nobody wants any more.
+
+    Blank lines count: a few kB of gzip can be millions of them.
+
+    Args:
+        stop: Set by another thread when nobody wants to know any more.
+        max_lines: `gateway.max_batch_lines`.
+        max_bytes: `gateway.max_batch_bytes`.
+    """
+
+    def __init__(self, stop: threading.Event, max_lines: int, max_bytes: int) -> None:
+        self._stop = stop
+        self._max_lines = max_lines
+        self._max_bytes = max_bytes
+
+    def __call__(self, num_lines: int, num_bytes: int) -> None:
+        """Looks at how far a reading is.
+
+        Raises:
+            CancelledError: `stop` was set.
+            PayloadTooLarge: There is more than one batch may have.
+        """
+        if self._stop.is_set():
+            raise asyncio.CancelledError
+        if num_lines > self._max_lines:
+            raise PayloadTooLarge(
+                "file",
+                f"has more than {self._max_lines} lines, blank ones included "
+                "(gateway.max_batch_lines); make several batches of it",
+            )
+        if num_bytes > self._max_bytes:
+            raise PayloadTooLarge(
+                "file",
+                f"has more than {self._max_bytes} bytes, unpacked "
+                "(gateway.max_batch_bytes); make several batches of it",
+            )
+
+
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """What a look at the whole input found."""
 
@@ -80,7 +119,8 @@ def check_input(source: LineSource, stop: threading.Event) -> Checked:
 
     Raises:
         CancelledError: `stop` was set.
-        InvalidRequest: The file cannot be read to its end, as damaged gzip.
+        InvalidRequest: The file cannot be read to its end, as damaged gzip, or is
+            too long.
     """
     total, num_wrong = 0, 0
     faults: list[BatchFault] = []

@@ -3,17 +3,20 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
 
 from ...shared.connection import state_dir
-from ...shared.errors import TokenmillError
+from ...shared.errors import ProtocolError, TokenmillError
 from ...shared.file_keys import OPEN_BATCHES
 from ...shared.webhooks import WebhookEvent, announce
-from .batches_lease import BatchLease, LeaseLost, batch_records, claim
+from .batches_lease import BatchLease, LeaseLost, batch_records, claim, happens
 from .batches_models import BatchObject, BatchRecord
+from .batches_open import in_turn, open_batches
 from .batches_scratch import Scratch
 from .batches_work import BatchWork
 
@@ -22,10 +25,12 @@ if TYPE_CHECKING:
 
 MOST_DRIVEN: Final = 16
 """Batches that one gateway works on at a time; the others wait."""
+MOST_OF_A_TENANT: Final = MOST_DRIVEN // 2
+"""Of them, so that no tenant's batches keep out those of all others."""
+THREADS: Final = 4
+"""Where inputs are read and files put together, apart from all other work."""
 _LOOK_S: Final = 2.0
 """Time between two looks for batches of a gateway that is gone."""
-_NEW_MS: Final = 60_000
-"""A batch is named among the open ones before it has a record."""
 _AGAIN_S: Final = (1.0, 60.0)
 """First and longest wait before a batch whose work broke off is taken again."""
 _log = structlog.get_logger(__name__)
@@ -58,53 +63,90 @@ class BatchKeeper:
         """Works on batches until it is cancelled; others go on with them then."""
         parent = state_dir(self._owner.config) / "batches"
         self._scratch = await asyncio.to_thread(Scratch, parent)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batches")
         try:
             while True:
                 self._new.clear()
-                await self._take()
-                await _wait(self._new, _LOOK_S)
+                await self._take_or_tell()
+                await happens(self._new, _LOOK_S)
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._threads.shutdown(wait=False)  # they were waited for, one by one
             await asyncio.to_thread(self._scratch.remove)
 
+    async def _take_or_tell(self) -> None:
+        """A look that fails is repeated, and ends no work that goes on meanwhile."""
+        try:
+            await self._take()
+        except TokenmillError as error:
+            _log.warning("batches_not_seen", code=error.code, why=str(error))
+        except Exception:  # noqa: BLE001 - the next look may find what this did not
+            _log.exception("batches_not_seen")
+
     async def _take(self) -> None:
-        """Begins work on what is open and free, tenants with little first."""
-        free = [record for record in await self._open() if self._is_free(record)]
-        busy = [lease.record.tenant for lease in self._leases.values()]
-        free.sort(key=lambda r: (busy.count(r.tenant), r.created_ms))
-        for record in free:
-            if len(self._tasks) >= MOST_DRIVEN:
-                return
-            lease = await claim(
-                self._owner.client.session, record.id, self._driver, self._lease_ms
-            )
-            if lease is not None:
-                self._begin(lease)
+        """Begins work on what is open and free; tenants take turns."""
+        found = await open_batches(self._owner.client.session)
+        for batch_id in found.gone:
+            await self._owner.redis.zrem(OPEN_BATCHES, batch_id)
+        for batch_id, problem in found.unreadable.items():
+            if self._may_try(batch_id):
+                self._put_off(batch_id, problem.code, str(problem))
+        busy = Counter(lease.record.tenant for lease in self._leases.values())
+        free = [r for r in found.records if self._is_free(r, found.now_ms)]
+        for record in in_turn(free, busy):
+            has_room = busy[record.tenant] < MOST_OF_A_TENANT
+            if has_room and len(self._tasks) < MOST_DRIVEN:
+                busy[record.tenant] += await self._claim(record)
+            elif _may_end(record, found.now_ms):
+                await self._end_unbegun(record)
 
-    async def _open(self) -> list[BatchRecord]:
+    async def _claim(self, record: BatchRecord) -> bool:
+        """Takes a batch, unless it fails or another gateway was faster."""
         session = self._owner.client.session
-        (flat,) = await session.read(("ZRANGE", OPEN_BATCHES, 0, -1, "WITHSCORES"))
-        ids = {
-            raw.decode(): float(at)
-            for raw, at in zip(flat[::2], flat[1::2], strict=True)
-        }
-        records = batch_records(session)
-        found: list[BatchRecord] = []
-        for batch_id, at_ms in ids.items():
-            if batch_id in self._tasks:
-                continue
-            record = await records.get(batch_id)
-            if record is not None:
-                found.append(record)
-            elif await records.now_ms() - at_ms > _NEW_MS:
-                await self._owner.redis.zrem(OPEN_BATCHES, batch_id)
-        return found
+        try:
+            lease = await claim(session, record.id, self._driver, self._lease_ms)
+        except ProtocolError as error:
+            self._put_off(record.id, error.code, str(error))
+            return False
+        if lease is None:
+            return False
+        self._begin(lease)
+        return True
 
-    def _is_free(self, record: BatchRecord) -> bool:
-        at, _ = self._again.get(record.id, (0.0, 0.0))
+    async def _end_unbegun(self, record: BatchRecord) -> None:
+        """Ends a batch that waits for its turn: its time is over, or it is cancelled.
+
+        None of its requests was looked at, so it has no files.
+        """
+
+        def end(record: BatchRecord, now_ms: int) -> BatchRecord | None:
+            if not (self._is_free(record, now_ms) and _may_end(record, now_ms)):
+                return None
+            ended = "expired" if record.cancelling_ms is None else "cancelled"
+            at = {f"{ended}_ms": now_ms}
+            return msgspec.structs.replace(record, status=ended, **at)
+
+        try:
+            session = self._owner.client.session
+            now = await batch_records(session).change(record.id, end)
+            if now is not None and now.has_ended:
+                _log.info("batch_ended", batch=now.id, status=now.status, begun=False)
+                await self._conclude(now)
+        except ProtocolError as error:
+            self._put_off(record.id, error.code, str(error))
+
+    def _is_free(self, record: BatchRecord, now_ms: int) -> bool:
+        """Whether nobody works on it, and it may be tried."""
+        is_held = record.driver not in ("", self._driver)
+        if record.id in self._tasks or (is_held and record.driver_until_ms > now_ms):
+            return False
+        return self._may_try(record.id)
+
+    def _may_try(self, batch_id: str) -> bool:
+        at, _ = self._again.get(batch_id, (0.0, 0.0))
         return time.monotonic() >= at
 
     @property
@@ -144,7 +186,7 @@ class BatchKeeper:
     async def _work(self, lease: BatchLease) -> None:
         if not lease.record.has_ended:
             working = asyncio.create_task(
-                BatchWork(self._owner, lease, self._scratch.path).run()
+                BatchWork(self._owner, lease, self._scratch.path, self._threads).run()
             )
             await _until_either(working, asyncio.create_task(lease.keep()))
             record = lease.record
@@ -208,9 +250,7 @@ async def _until_either(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return
+def _may_end(record: BatchRecord, now_ms: int) -> bool:
+    """Whether a batch that never began is to end."""
+    is_over = record.cancelling_ms is not None or record.expires_ms <= now_ms
+    return is_over and record.in_progress_ms is None and not record.has_ended

@@ -113,19 +113,25 @@ class BatchLease:
             LeaseLost: It is not ours any more.
         """
         found_ms = 0
+        made: BatchRecord | None = None
 
         def ours(record: BatchRecord, now_ms: int) -> BatchRecord | None:
-            nonlocal found_ms
+            nonlocal found_ms, made
             found_ms = now_ms
             if record.driver != self._driver:
                 return None
             new = change(self._with_progress(record), now_ms)
             until_ms = 0 if new.has_ended else now_ms + self._lease_ms
             driver = "" if new.has_ended else self._driver
-            return msgspec.structs.replace(new, driver=driver, driver_until_ms=until_ms)
+            made = msgspec.structs.replace(new, driver=driver, driver_until_ms=until_ms)
+            return made
 
         record = await self._records.change(self.record.id, ours)
-        if record is None or record.driver not in ("", self._driver):
+        # Nobody's: we have just ended it, and the answer to that was lost...
+        is_ours = record is not None and (
+            record.driver == self._driver or record == made
+        )
+        if record is None or not is_ours:  # ...or another gateway has
             raise LeaseLost(f"another gateway works on {self.record.id} now")
         self._keep(record, found_ms)
 
@@ -136,7 +142,7 @@ class BatchLease:
             LeaseLost: It is not ours any more.
         """
         while True:
-            await _happens(self._look, self._lease_ms / 1000 / _RENEWALS)
+            await happens(self._look, self._lease_ms / 1000 / _RENEWALS)
             self._look.clear()
             await self.change(lambda record, _now: record)
 
@@ -145,7 +151,7 @@ class BatchLease:
         while self.record.cancelling_ms is None and not self.is_late:
             self._moved.clear()
             left_s = (self.record.expires_ms - self._now_ms) / 1000
-            await _happens(self._moved, min(max(left_s, 0.01), 60.0))
+            await happens(self._moved, min(max(left_s, 0.01), 60.0))
 
     async def release(self) -> None:
         """Lets another gateway have the batch at once."""
@@ -173,7 +179,7 @@ class BatchLease:
         self._moved.set()
 
 
-async def _happens(event: asyncio.Event, timeout_s: float) -> None:
+async def happens(event: asyncio.Event, timeout_s: float) -> None:
     """Waits for an event, but not for longer than this."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -12,7 +12,7 @@ from ..bulk.index import Index
 from ..bulk.line_source import LineSource
 from ..bulk.requests import RequestReader
 from .batches_files import Assembled, assemble
-from .batches_input import BatchReader, Checked, check_input
+from .batches_input import BatchReader, Checked, InputBounds, check_input
 from .batches_models import BatchRecord
 from .batches_parts import Parts, PartSink
 from .files_store import FilesStore
@@ -51,16 +51,26 @@ class OneBatch:
         store: FilesStore,
         path: Path,
         index: Index,
+        stop: threading.Event,
     ) -> "OneBatch":
         """Puts it together."""
+        settings = owner.config.gateway
+        bounds = InputBounds(stop, settings.max_batch_lines, settings.max_batch_bytes)
         pool = await accepted_by(owner.client)
         reader = BatchReader(RequestReader(pool, DEFAULT_MODEL), record.endpoint)
         form = RequestForm(record.run)
-        parts = Parts(store, record.name, record.driver)
+        parts = Parts(store, record.name)
         return cls(
             record,
             store,
-            LineSource(path, index, reader, record.total or None),
+            LineSource(
+                path,
+                index,
+                reader,
+                record.total or None,
+                watch=bounds,
+                called="the input file",  # whose path is none of the caller's business
+            ),
             PartSink(parts, index, form),
             parts,
             form,
@@ -75,7 +85,7 @@ class OneBatch:
             priority=self.record.priority,
             name=self.record.id,
             input_label=self.record.input_file_id,
-            output_label=self.record.output_id,
+            output_label=self.record.id,
         )
 
     def check(self, stop: threading.Event) -> Checked:
@@ -84,9 +94,9 @@ class OneBatch:
         self.source.total = checked.total
         return checked
 
-    def assemble(self, ended: Ended, stop: threading.Event) -> Assembled:
-        """Writes the files of its output."""
+    def assemble(
+        self, record: BatchRecord, ended: Ended, stop: threading.Event
+    ) -> Assembled:
+        """Writes the files of its output, under the ids that a record has."""
         rest = None if ended == "completed" else self.source
-        return assemble(
-            self.store, self.record, self._parts, rest, self._form, ended, stop
-        )
+        return assemble(self.store, record, self._parts, rest, self._form, ended, stop)

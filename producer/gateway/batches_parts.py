@@ -8,6 +8,7 @@ Small parts are merged, 32 into one, and such again: an item is copied a few tim
 there are never many parts. Everything here runs on the driver's thread.
 """
 
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -40,13 +41,14 @@ class Parts:
     Args:
         store: Where files are.
         name: `<tenant>/<batch id>`.
-        writer: Unlike that of any other gateway.
     """
 
-    def __init__(self, store: FilesStore, name: str, writer: str) -> None:
+    def __init__(self, store: FilesStore, name: str) -> None:
         self._store = store
         self._name = name
-        self._writer = writer
+        # Of this attempt alone: parts of an earlier one, of this gateway or of
+        # another, must not be written over.
+        self._writer = secrets.token_hex(8)
         self._number = 0
         self._mine: dict[int, list[str]] = {}
         """Level -> parts that may be merged."""

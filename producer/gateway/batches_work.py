@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,13 +19,17 @@ import structlog
 from ...shared.bulk.store import RunStore
 from ...shared.errors import InvalidRequest, UnknownRun
 from ...shared.messages import Usage
+from ..bulk.answers import RequestForm
 from ..bulk.driver import BulkDriver
+from ..bulk.flow import Report
 from ..bulk.index import Index
 from ..bulk.window import Window
-from .batches_files import Assembled
+from .batches_end import BatchEnd
+from .batches_files import assemble
 from .batches_input import Checked
 from .batches_models import BatchFault, BatchRecord
 from .batches_one import Ended, OneBatch
+from .batches_parts import Parts
 from .files_store import FilesStore
 
 if TYPE_CHECKING:
@@ -44,12 +50,21 @@ class BatchWork:
         owner: The gateway.
         lease: Holds the batch, and knows its record.
         directory: Of the gateway's own, for what may be lost with it.
+        threads: Where it reads and writes; they serve batches alone.
     """
 
-    def __init__(self, owner: "Gateway", lease: "BatchLease", directory: Path) -> None:
+    def __init__(
+        self,
+        owner: "Gateway",
+        lease: "BatchLease",
+        directory: Path,
+        threads: ThreadPoolExecutor,
+    ) -> None:
         self._owner = owner
         self._lease = lease
         self._directory = directory
+        self._threads = threads
+        self._end = BatchEnd(owner.files, lease)
         self._stop = threading.Event()
 
     async def run(self) -> None:
@@ -76,14 +91,18 @@ class BatchWork:
         try:
             path = await self._fetch(store, place)
         except FileNotFoundError:
-            await self._fail("file_not_found", "the input file was deleted or expired")
+            await self._fail(
+                store, "file_not_found", "the input file was deleted or expired"
+            )
             return
         index = await self._in_thread(lambda: Index(place / "index.sqlite"))
         try:
-            one = await OneBatch.made(self._owner, self._record, store, path, index)
+            one = await OneBatch.made(
+                self._owner, self._record, store, path, index, self._stop
+            )
             await self._check_and_run(one)
         except InvalidRequest as error:
-            await self._fail(error.code, str(error))
+            await self._fail(store, error.code, str(error))
         finally:
             await asyncio.to_thread(index.close)
 
@@ -95,12 +114,12 @@ class BatchWork:
             return
         await self._lease.change(lambda r, now: _begun(r, now, checked.total))
         ended = await self._drive(one)
-        await self._lease.change(_finalizing)
+        record = await self._end.begin(ended)
         await self._in_thread(one.sink.load)
-        assembled = await self._in_thread(lambda: one.assemble(ended, self._stop))
-        await self._list_files(assembled)
-        await self._lease.change(lambda r, now: _ended(r, now, ended, assembled))
-        await one.store.remove_all(self._record.name)
+        assembled = await self._in_thread(
+            lambda: one.assemble(record, ended, self._stop)
+        )
+        await self._end.finish(ended, assembled)
 
     async def _drive(self, one: OneBatch) -> Ended:
         """Runs what is left; returns the status that the batch is to have."""
@@ -117,7 +136,7 @@ class BatchWork:
         )
         stopping = asyncio.create_task(self._stop_in_time())
         try:
-            report = await driver.run()
+            report = await self._to_its_end(driver)
         finally:
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)
@@ -131,6 +150,17 @@ class BatchWork:
             return "completed"
         is_cancelled = self._record.cancelling_ms is not None
         return "expired" if self._lease.is_late and not is_cancelled else "cancelled"
+
+    async def _to_its_end(self, driver: BulkDriver) -> Report:
+        """Runs the driver; its thread is told to stop before it is waited for."""
+        running = asyncio.create_task(driver.run())
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._stop.set()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
 
     async def _stop_in_time(self) -> None:
         """Cancels the run once the batch is cancelled or its time is over."""
@@ -159,37 +189,28 @@ class BatchWork:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         """Runs something beside the loop, and leaves only once it has stopped."""
-        running = asyncio.ensure_future(asyncio.to_thread(work))
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             self._stop.set()
-            await asyncio.wait((running,))
+            await asyncio.gather(running, return_exceptions=True)
             raise
 
-    async def _list_files(self, assembled: Assembled) -> None:
-        record, files = self._record, self._owner.files
-        for file_id, kind, num_bytes in (
-            (record.output_id, "output", assembled.output_bytes),
-            (record.error_id, "error", assembled.error_bytes),
-        ):
-            if num_bytes:
-                await files.keep(
-                    record.tenant,
-                    file_id,
-                    filename=f"{record.id}_{kind}.jsonl",
-                    purpose="batch_output",
-                    num_bytes=num_bytes,
-                )
-
-    async def _fail(self, code: str, message: str) -> None:
+    async def _fail(self, store: FilesStore, code: str, message: str) -> None:
+        """Ends the batch for what is wrong with its input; what is done stays."""
         fault = BatchFault(code=code, message=message)
         _log.warning("batch_failed", batch=self._record.id, code=code)
-        await self._lease.change(
-            lambda record, now: msgspec.structs.replace(
-                record, status="failed", failed_ms=now, faults=(fault,)
-            )
+        run = RunStore(self._owner.redis, self._record.run)
+        with suppress(UnknownRun):  # it may have failed before it had one
+            await self._owner.client.session.patiently(run.cancel)
+        record = await self._end.begin("failed")
+        parts, form = Parts(store, record.name), RequestForm(record.run)
+        assembled = await self._in_thread(
+            lambda: assemble(store, record, parts, None, form, "failed", self._stop)
         )
+        await self._end.finish("failed", assembled, (fault,))
 
 
 def _refused(record: BatchRecord, now_ms: int, checked: Checked) -> BatchRecord:
@@ -208,24 +229,4 @@ def _begun(record: BatchRecord, now_ms: int, total: int) -> BatchRecord:
         return msgspec.structs.replace(record, total=total)
     return msgspec.structs.replace(
         record, status="in_progress", in_progress_ms=now_ms, total=total
-    )
-
-
-def _finalizing(record: BatchRecord, now_ms: int) -> BatchRecord:
-    status = "cancelling" if record.status == "cancelling" else "finalizing"
-    return msgspec.structs.replace(record, status=status, finalizing_ms=now_ms)
-
-
-def _ended(
-    record: BatchRecord, now_ms: int, ended: Ended, assembled: Assembled
-) -> BatchRecord:
-    at = {f"{ended}_ms": now_ms}
-    return msgspec.structs.replace(
-        record,
-        status=ended,
-        completed=assembled.completed,
-        failed=assembled.failed,
-        has_output=assembled.output_bytes > 0,
-        has_errors=assembled.error_bytes > 0,
-        **at,
     )

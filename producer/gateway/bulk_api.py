@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Query
 
 from ...shared.api_keys import Scope
 from ...shared.bulk.keys import RUN_ID
+from ...shared.bulk.messages import RunState
 from ...shared.bulk.store import RunStore, list_runs
 from ...shared.errors import UnknownRun
 from .admin_models import RunRow
@@ -49,9 +50,18 @@ async def retrieve(run: str, caller: _Caller, owner: _Gateway) -> StructResponse
 @router.post("/{run}/cancel", responses=answers(RunRow, 404))
 async def cancel(run: str, caller: _Caller, owner: _Gateway) -> StructResponse:
     """Ends a run: what has not run is cancelled; one that is complete stays so."""
-    store = await _find(owner, caller, run)
-    await owner.client.session.patiently(store.cancel)
+    await cancel_bulk_run(owner, caller, run)
     return StructResponse(await _row(owner, run))
+
+
+async def cancel_bulk_run(owner: Gateway, caller: Caller, run: str) -> RunState:
+    """Ends a run that the caller may see, and returns the state it is in then.
+
+    Raises:
+        UnknownRun: There is none for this caller.
+    """
+    store = await _find(owner, caller, run)
+    return await owner.client.session.patiently(store.cancel)
 
 
 async def _find(owner: Gateway, caller: Caller, run: str) -> RunStore:

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -74,10 +75,12 @@ async def chat_completions(
 async def _events(running: Running, body: ChatBody) -> Source:
     writer = writer_of(running, body)
     encode: Any = msgspec.json.encode
+    # Closed here and not by the collector: leaving early cancels what goes on.
     with openai_errors():
-        async for _, delta in running.deltas():
-            for chunk in writer.chat(delta):
-                yield event(encode(chunk))
+        async with aclosing(running.deltas()) as deltas:
+            async for _, delta in deltas:
+                for chunk in writer.chat(delta):
+                    yield event(encode(chunk))
     if body.wants_usage:
         yield event(encode(writer.chat_usage(total_usage(running))))
     yield DONE

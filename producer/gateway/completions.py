@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -73,10 +74,12 @@ async def _events(running: Running, body: CompletionBody) -> Source:
     writer = writer_of(running, body)
     encode: Any = msgspec.json.encode
     choices = body.n or 1
+    # Closed here and not by the collector: leaving early cancels what goes on.
     with openai_errors():
-        async for index, delta in running.deltas():
-            for chunk in writer.completion(delta, index * choices):
-                yield event(encode(chunk))
+        async with aclosing(running.deltas()) as deltas:
+            async for index, delta in deltas:
+                for chunk in writer.completion(delta, index * choices):
+                    yield event(encode(chunk))
     if body.wants_usage:
         yield event(encode(writer.completion_usage(total_usage(running))))
     yield DONE

@@ -1,16 +1,21 @@
-"""Connections that send no request: idle ones, and those that drip a header.
+"""Connections that cost something and do nothing: they are closed for good.
 
 uvicorn bounds the time between two requests, but neither the time before the first
-nor that of a header which never ends. Here a connection that has begun no request
-between two looks is closed.
+nor that of a header which never ends: a connection that has begun no request between
+two looks is closed here. And it closes politely, by waiting until the client has taken
+what is left, which a client that was cut off for taking nothing never does: the
+connection of an answer that was broken off is ended without that.
 """
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
     _Protocol = Any
 else:
     _Protocol = AutoHTTPProtocol
@@ -20,16 +25,20 @@ KEEP_ALIVE_S: Final = 75
 LOOK_S: Final = float(KEEP_ALIVE_S)
 """Between two looks at a connection: it is closed after twice that at the latest."""
 _BUSY: Final = object()
+_CLOSING: Final = object()
+_log = structlog.get_logger(__name__)
 
 
 class BoundedProtocol(_Protocol):  # type: ignore[misc]
     """uvicorn's protocol, which looks at its connection now and then."""
 
+    app: "ASGIApp"
     _looking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A client has connected."""
         super().connection_made(transport)
+        self.app = _Whole(self.app, transport)
         self._look_later(_BUSY)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -45,9 +54,44 @@ class BoundedProtocol(_Protocol):  # type: ignore[misc]
     def _look(self, seen: object) -> None:
         # The last request that was begun; none is a state like any other.
         state = self.cycle
-        if state is not None and not state.response_complete:
+        if self.transport.is_closing():
+            state = _CLOSING  # and what is left to send is not taken
+        elif state is not None and not state.response_complete:
             state = _BUSY
         if state is seen and state is not _BUSY:
             self.transport.abort()
         else:
             self._look_later(state)
+
+
+class _Whole:
+    """Ends the connection of an answer that was begun and not brought to its end.
+
+    Args:
+        app: What answers.
+        transport: The connection.
+    """
+
+    def __init__(self, app: "ASGIApp", transport: asyncio.Transport) -> None:
+        self._app = app
+        self._transport = transport
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Answers one request."""
+        goes_on = False
+
+        async def noted(message: "Message") -> None:
+            nonlocal goes_on
+            goes_on = True
+            await send(message)
+            is_body = message["type"] == "http.response.body"
+            goes_on = not is_body or message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            if goes_on and not self._transport.is_closing():
+                self._transport.abort()
+                _log.debug("connection_cut")
+                # The server hears of it before it sees that the answer has no end.
+                await asyncio.sleep(0)

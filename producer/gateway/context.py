@@ -41,14 +41,18 @@ class Gateway:
 
         self.config = config
         self.url = url
+        self.address: str | None = None
+        """Where it answers, as `http://host:port`; None until that is known."""
         self.client = Client(url, patience_s=PATIENCE_S)
         self.keys = KeyRing(self)
         self.token_texts = TokenTexts(self)
         self.progress = Progress(self)
         self.files = Files(self)
         self.batches = BatchKeeper(self)
+        self.is_unready = False
+        """Set on SIGTERM: balancers are told, and everything is served still."""
         self.draining = asyncio.Event()
-        """Set on SIGTERM: no new requests, and `leaving` soon."""
+        """Set soon after: no new requests, and `leaving` in `gateway.drain_s`."""
         self.leaving = asyncio.Event()
         """Set when open requests have had their time: they end now."""
         self._work: list[Work] = []

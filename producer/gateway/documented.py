@@ -11,12 +11,12 @@ from .errors import ErrorBody
 _WHY: Final[Mapping[int, str]] = {
     400: "Something in the request is wrong; `param` names it.",
     401: "No API key, or one that is unknown or revoked.",
-    403: "The key has not the scope for this, or belongs to another tenant.",
+    403: "The key has not the scope, is another tenant's, or a quota is used up.",
     404: "There is none of this id for this tenant.",
     409: "It is at odds with what is there.",
     413: "More bytes than are taken.",
     422: "It could not be done by its deadline, and asked to be refused then.",
-    429: "The queue is full; `Retry-After` says when to try again.",
+    429: "The queue or a quota is full; `Retry-After` says when to try again.",
     504: "It was not done in its time.",
     503: "Redis, the store or a worker is not there; `Retry-After` says when.",
 }

@@ -134,24 +134,16 @@ def as_api_error(
         error: What happened.
         name_of: Turns the name of a prompt's field into that of the caller's form.
     """
-    code, param = error.code, None
-    if isinstance(error, JobFailed):
-        code, param = error.error_code, error.field
-        if isinstance(error, JobCancelled | JobExpired):
-            code = error.code
-    elif isinstance(error, InvalidRequest):
-        param = error.field
+    code, param, message = _told(error)
     status = _STATUS.get(code, 500)
     headers: dict[str, str] = {}
     if isinstance(error, QueueFull):
         headers = retry_after(error.retry_after_s)
     elif status == 503:
         headers = retry_after(RETRY_S)
-    message = str(error)
     if param is not None:
         param = name_of(param)
-    if isinstance(error, InvalidRequest):
-        message = f"{param}: {error.problem}"
+        message = f"{param}: {message}"
     if isinstance(error, ModelUnavailable):
         message, param = error.problem, "model"
         if not error.is_known:
@@ -163,6 +155,21 @@ def as_api_error(
         param=param,
         headers=headers,
     )
+
+
+def _told(error: TokenmillError) -> tuple[str, str | None, str]:
+    """Returns the code, the field at fault, and what is wrong without its name.
+
+    Ids and codes of jobs that a caller never saw are no part of it.
+    """
+    if isinstance(error, JobFailed):
+        code = error.error_code
+        if isinstance(error, JobCancelled | JobExpired):
+            code = error.code
+        return code, error.field, error.message.removeprefix(f"{error.field}: ")
+    if isinstance(error, InvalidRequest):
+        return error.code, error.field, error.problem
+    return error.code, None, str(error)
 
 
 def respond(error: ApiError) -> Response:

@@ -1,10 +1,14 @@
 """Files of tenants: content in the store, what is known of it in Redis.
 
+They lie in a directory of this pool's own, under a name that its Redis has, so that a
+store may hold other things, files of other pools too, and the janitor sees none.
+
 Content first, then its record: a file that is listed is whole. What a gateway leaves
 that dies between the two is removed by the janitor of any other.
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +18,12 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ...shared.connection import state_dir
-from ...shared.file_keys import OPEN_BATCHES, file_key, files_key
+from ...shared.errors import StorageUnavailable
+from ...shared.file_keys import FILES_PLACE, OPEN_BATCHES, file_key, files_key
 from .files_models import FileRecord
-from .files_store import PROBE, FilesStore, Written
+from .files_names import leftover
+from .files_quota import FilesQuota
+from .files_store import FilesStore, Written
 from .owned_records import OwnedRecords
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ CLEAN_S: Final = 600.0
 """Time between two looks for what nobody needs any more."""
 _GRACE_S: Final = 3600.0
 """An object without a record may still be on its way for so long."""
+_PLACE: Final = re.compile(r"pool-[0-9a-f]{16}")
 _log = structlog.get_logger(__name__)
 
 
@@ -43,6 +51,7 @@ class Files:
 
     def __init__(self, owner: "Gateway") -> None:
         self._owner = owner
+        self.quota = FilesQuota(owner.config.gateway)
         self._store: FilesStore | None = None
         self._opening = asyncio.Lock()
 
@@ -64,9 +73,24 @@ class Files:
         """
         async with self._opening:
             if self._store is None:
+                url = f"{self._url.rstrip('/')}/{await self._place()}"
                 # Off the event loop: a backend's modules take a second to import.
-                self._store = await asyncio.to_thread(FilesStore, self._url)
+                self._store = await asyncio.to_thread(FilesStore, url)
             return self._store
+
+    async def _place(self) -> str:
+        """Returns this pool's own directory of the store, the same for all gateways."""
+        redis, session = self._owner.redis, self._owner.client.session
+        drawn = f"pool-{secrets.token_hex(8)}"
+        await session.patiently(lambda: redis.set(FILES_PLACE, drawn, nx=True))
+        found = await session.patiently(lambda: redis.get(FILES_PLACE))
+        place = (found or b"").decode(errors="replace")
+        if not _PLACE.fullmatch(place):
+            raise StorageUnavailable(
+                f"{FILES_PLACE} is {place[:40]!r}; expected pool- and 16 hex digits, "
+                "the directory of this pool's files"
+            )
+        return place
 
     @asynccontextmanager
     async def writing(self, tenant: str, file_id: str) -> AsyncIterator[Written]:
@@ -147,13 +171,14 @@ class Files:
         return (Path(state_dir(self._owner.config)) / "files").as_uri()
 
     async def _is_needed(self, name: str) -> bool:
-        parts = name.split("/")
-        if len(parts) not in (2, 3):
-            return not name.startswith(PROBE)  # not ours
-        is_file = len(parts) == 2
-        (needed,) = await self._owner.client.session.read(
-            ("EXISTS", file_key(parts[1]))
-            if is_file
-            else ("ZSCORE", OPEN_BATCHES, parts[1])
-        )
-        return bool(needed) if is_file else needed is not None
+        of = leftover(name)
+        if of is None:
+            return True  # nothing that a gateway wrote
+        read = self._owner.client.session.read
+        if of.kind == "file":
+            (found,) = await read(("EXISTS", file_key(of.id)))
+            return bool(found)
+        if of.kind == "part":
+            (at,) = await read(("ZSCORE", OPEN_BATCHES, of.id))
+            return at is not None
+        return False

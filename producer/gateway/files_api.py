@@ -8,6 +8,7 @@ from starlette.responses import StreamingResponse
 
 from ...shared.api_keys import Scope
 from .auth import Caller, require
+from .batches_open import open_of
 from .context import Gateway, gateway
 from .documented import StructResponse, answers
 from .errors import ApiError
@@ -47,19 +48,41 @@ _UPLOAD: Final[dict[str, Any]] = {
 @router.post("", responses=answers(FileObject, 413), openapi_extra=_UPLOAD)
 async def upload(request: Request, caller: _Caller, owner: _Gateway) -> StructResponse:
     """Keeps a file for batches to read: JSONL, one request a line."""
-    files, file_id = owner.files, new_file_id()
-    most = owner.config.gateway.max_file_bytes
-    async with files.writing(caller.tenant, file_id) as written:
-        form = await receive(request, written, most)
-        _check_fields(form)
-    record = await files.keep(
-        caller.tenant,
-        file_id,
-        filename=form.filename or "",
-        purpose="batch",
-        num_bytes=written.num_bytes,
+    files, file_id, tenant = owner.files, new_file_id(), caller.tenant
+    most = await files.quota.room(files.records, tenant)
+    too_large = (
+        files.quota.too_many_bytes
+        if most < owner.config.gateway.max_file_bytes
+        else _too_large(most)
     )
+    expected = _content_length(request)
+    with files.quota.taken(tenant, most if expected is None else min(expected, most)):
+        async with files.writing(tenant, file_id) as written:
+            form = await receive(request, written, most, too_large)
+            _check_fields(form)
+        record = await files.keep(
+            tenant,
+            file_id,
+            filename=form.filename or "",
+            purpose="batch",
+            num_bytes=written.num_bytes,
+        )
     return StructResponse(FileObject.of(record))
+
+
+def _content_length(request: Request) -> int | None:
+    """What the whole form has, by its header; the server holds the sender to it."""
+    told = request.headers.get("content-length", "")
+    return int(told) if re.fullmatch("[0-9]{1,18}", told) else None
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"file: has more than {most} bytes (gateway.max_file_bytes); split it",
+        code="file_too_large",
+        param="file",
+    )
 
 
 @router.get("", responses=answers(FileList))
@@ -126,10 +149,12 @@ async def content(file_id: str, caller: _Caller, owner: _Gateway) -> StreamingRe
     )
 
 
-@router.delete("/{file_id}", responses=answers(FileDeleted, 404))
+@router.delete("/{file_id}", responses=answers(FileDeleted, 404, 409))
 async def delete(file_id: str, caller: _Caller, owner: _Gateway) -> StructResponse:
-    """Removes a file. A batch that has not read it yet fails."""
+    """Removes a file that no batch reads any more."""
     record = await find_file(owner, caller, file_id)
+    if record.purpose == "batch":
+        await _check_unread(owner, record)
     await owner.files.delete(record)
     return StructResponse(FileDeleted(id=file_id))
 
@@ -148,6 +173,17 @@ async def find_file(owner: Gateway, caller: Caller, file_id: str) -> FileRecord:
     return record
 
 
+async def _check_unread(owner: Gateway, file: FileRecord) -> None:
+    for batch in await open_of(owner.client.session, file.tenant):
+        if batch.input_file_id == file.id:
+            raise ApiError(
+                409,
+                f"{batch.id} reads the file until it has ended; it is {batch.status}. "
+                "Wait for its end, or cancel it first",
+                code="file_in_use",
+            )
+
+
 def _unknown(file_id: str) -> ApiError:
     return ApiError(
         404,
@@ -162,7 +198,12 @@ def _check_fields(form: Form) -> None:
     purpose = fields.pop("purpose", None)
     if purpose != "batch":
         found = "is missing" if purpose is None else f"'{purpose[:40]}' is not possible"
-        raise ApiError(400, f"purpose: {found}; expected 'batch'", param="purpose")
+        raise ApiError(
+            400,
+            f"purpose: {found}; expected 'batch'",
+            code="invalid_request",
+            param="purpose",
+        )
     for name in fields:
         raise ApiError(
             400,

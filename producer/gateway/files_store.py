@@ -6,7 +6,6 @@ memory but the chunk that is on its way.
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -17,7 +16,7 @@ import structlog
 from ...shared.errors import StorageUnavailable
 from ...shared.file_systems import is_local, modified_s, open_url, translated
 from ...shared.input_refs import url_problem
-from ...shared.validate import TENANT
+from .files_names import PROBE, checked
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -26,15 +25,24 @@ CHUNK_BYTES: Final = 256 * 1024
 _THREADS: Final = 8
 _TIMEOUT_S: Final = 60.0
 """Longest time for one chunk: a store that hangs holds nobody for ever."""
-_PART: Final = ".part"
-PROBE: Final = ".probe-"
-"""Begins names of objects that tell the store's time and are removed at once."""
-_NAME: Final = re.compile(
-    rf"(?:{TENANT.pattern})/[a-z]+[-_][0-9a-f]{{24,40}}(?:/[0-9a-z-]{{1,80}})?"
+_AWAY: Final = (
+    "the store of files (gateway.files_url) refused or did not answer; try again "
+    "later. The gateway's log says what is wrong"
 )
-"""`<tenant>/<id>` and `<tenant>/<id>/<part>`: nothing that leads elsewhere."""
+_PART: Final = ".part"
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def _told(url: str, *but: type[Exception]) -> Iterator[None]:
+    """As `translated`; where the files lie is in the log, and not told to tenants."""
+    try:
+        with translated(url, *but):
+            yield
+    except StorageUnavailable as error:
+        _log.warning("files_unavailable", why=str(error))
+        raise StorageUnavailable(_AWAY) from error
 
 
 class _Draft(NamedTuple):
@@ -91,7 +99,8 @@ class FilesStore:
         if problem is not None:
             raise StorageUnavailable(f"gateway.files_url: {problem}")
         self.url = url
-        fs, self._root = open_url(url)
+        with _told(url):
+            fs, self._root = open_url(url)
         self._fs: AbstractFileSystem = fs
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="files")
 
@@ -102,7 +111,7 @@ class FilesStore:
         Args:
             name: `<tenant>/<id>`, perhaps with `/<part>`.
         """
-        written = Written(self, _checked(name))
+        written = Written(self, checked(name))
         try:
             yield written
         except BaseException:
@@ -117,7 +126,7 @@ class FilesStore:
             FileNotFoundError: There is none of this name.
             StorageUnavailable: The store does not answer.
         """
-        path = self._path(_checked(name))
+        path = self._path(checked(name))
         file = await self.run(lambda: self._fs.open(path, "rb"))
         try:
             while chunk := await self.run(lambda: file.read(CHUNK_BYTES)):
@@ -144,12 +153,12 @@ class FilesStore:
 
     async def remove_all(self, name: str) -> None:
         """Removes the parts of `<tenant>/<id>`, torn ones too."""
-        path = self._path(_checked(name))
+        path = self._path(checked(name))
         await self.run(lambda: self._remove_tree(path), None)
 
     def local_path(self, name: str) -> str | None:
         """Returns the path of an object on this host, if the store is a directory."""
-        return self._path(_checked(name)) if is_local(self._fs) else None
+        return self._path(checked(name)) if is_local(self._fs) else None
 
     def close(self) -> None:
         """Ends the threads after their present work."""
@@ -165,7 +174,7 @@ class FilesStore:
         """
 
         def guarded() -> _T:
-            with translated(self.url, FileNotFoundError):
+            with _told(self.url, FileNotFoundError):
                 return work()
 
         loop = asyncio.get_running_loop()
@@ -173,14 +182,13 @@ class FilesStore:
             async with asyncio.timeout(longest_s):
                 return await loop.run_in_executor(self._executor, guarded)
         except TimeoutError:
-            raise StorageUnavailable(
-                f"the store {self.url} did not answer within {longest_s:.0f} s"
-            ) from None
+            _log.warning("files_unavailable", url=self.url, waited_s=longest_s)
+            raise StorageUnavailable(_AWAY) from None
 
     # --- in a thread ---------------------------------------------------------------
     def begin_object(self, name: str) -> _Draft:
         """Opens an object for writing."""
-        path = self._path(_checked(name))
+        path = self._path(checked(name))
         if not is_local(self._fs):
             return _Draft(self._fs.open(path, "wb"), None)  # visible once closed
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -209,7 +217,7 @@ class FilesStore:
         Raises:
             StorageUnavailable: The store refuses.
         """
-        with translated(self.url):
+        with _told(self.url):
             draft = self.begin_object(name)
             try:
                 yield draft.file
@@ -225,18 +233,18 @@ class FilesStore:
             FileNotFoundError: There is none of this name.
             StorageUnavailable: The store does not answer.
         """
-        with translated(self.url, FileNotFoundError):
-            return cast("IO[bytes]", self._fs.open(self._path(_checked(name)), "rb"))
+        with _told(self.url, FileNotFoundError):
+            return cast("IO[bytes]", self._fs.open(self._path(checked(name)), "rb"))
 
     def drop(self, name: str) -> None:
         """Removes an object, on the caller's thread; a missing one is no error."""
-        with translated(self.url):
-            self._remove(self._path(_checked(name)))
+        with _told(self.url):
+            self._remove(self._path(checked(name)))
 
     def parts_now(self, name: str) -> list[str]:
         """Returns what `parts` does, on the caller's thread."""
-        with translated(self.url):
-            found = self._find(self._path(_checked(name)))
+        with _told(self.url):
+            found = self._find(self._path(checked(name)))
             return sorted(part for part, _ in found if not part.endswith(_PART))
 
     def _path(self, name: str) -> str:
@@ -286,9 +294,3 @@ def _close_remote(file: Any, *, keep: bool) -> None:  # noqa: ANN401 - fsspec's 
     file.closed = True  # else it is completed when it is collected
     if discard is not None:
         discard()
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise StorageUnavailable(f"{name[:120]!r} cannot be the name of an object")
-    return name

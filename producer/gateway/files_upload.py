@@ -78,13 +78,16 @@ class _Events:
         self.is_whole = True
 
 
-async def receive(request: Request, written: Written, max_bytes: int) -> Form:
+async def receive(
+    request: Request, written: Written, max_bytes: int, too_large: ApiError
+) -> Form:
     """Reads an upload to its end.
 
     Args:
         request: A POST of multipart/form-data.
         written: Where the content of its field `file` goes.
         max_bytes: Most bytes of that.
+        too_large: Raised where there are more.
 
     Returns:
         The other fields, and the name that the file has at its sender.
@@ -92,7 +95,7 @@ async def receive(request: Request, written: Written, max_bytes: int) -> Form:
     Raises:
         ApiError: It is no such form, has no file, two of them, or one too large.
     """
-    form = _Reader(written, max_bytes)
+    form = _Reader(written, max_bytes, too_large)
     async for event in _events(request):
         await form.take(event)
     return await form.finish()
@@ -101,8 +104,9 @@ async def receive(request: Request, written: Written, max_bytes: int) -> Form:
 class _Reader:
     """Puts the parts of a form where they belong."""
 
-    def __init__(self, written: Written, max_bytes: int) -> None:
+    def __init__(self, written: Written, max_bytes: int, too_large: ApiError) -> None:
         self._written = written
+        self._too_large = too_large
         self._max_bytes = max_bytes
         self._form = Form()
         self._part: Begin | None = None
@@ -153,13 +157,7 @@ class _Reader:
     async def _add(self, content: bytes) -> None:
         self._num_bytes += len(content)
         if self._num_bytes > self._max_bytes:
-            raise ApiError(
-                413,
-                f"file: has more than {self._max_bytes} bytes (gateway.max_file_bytes)"
-                "; split it",
-                code="file_too_large",
-                param="file",
-            )
+            raise self._too_large
         self._chunk += content
         if len(self._chunk) >= CHUNK_BYTES:
             await self._written.write(bytes(self._chunk))

@@ -32,22 +32,25 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 _Gateway = Annotated[Gateway, Depends(gateway)]
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", responses=_RESPONSES)
 async def healthz(owner: _Gateway) -> StructResponse:
     """Whether requests make progress, and not merely whether this process lives.
 
-    Redis answers, and no job waits for long beside a worker that has room.
+    Redis answers and takes writes, and no job waits for long beside a worker that has
+    room, or without any worker.
     """
     look = await owner.progress.look()
     return _answer(list(look.problems))
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=_RESPONSES)
 async def readyz(owner: _Gateway) -> StructResponse:
     """Whether to send requests here: Redis answers, a worker lives, this is no end."""
     look = await owner.progress.look()
     problems = []
-    if owner.draining.is_set():
+    if owner.is_unready or owner.draining.is_set():
         problems.append("this gateway is going down")
     if not look.is_reachable:
         problems += look.problems

@@ -30,12 +30,12 @@ from .jobs_models import (
     JobView,
 )
 from .jobs_submit import as_submission, named_as_written
+from .leaving import unless_left
 from .openai_calls import taken
-from .sse import EventStream, unless_left
+from .sse import EventStream
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _Caller = Annotated[Caller, Depends(require(Scope.INFERENCE))]
-_Reader = Annotated[Caller, Depends(require(Scope.INFERENCE))]
 _Gateway = Annotated[Gateway, Depends(gateway)]
 _Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, allow_inf_nan=False)]
 _ASKED: Final[dict[str, object]] = {
@@ -70,7 +70,7 @@ async def submit(request: Request, caller: _Caller, owner: _Gateway) -> StructRe
 
 @router.get("", responses=answers(JobList))
 async def list_jobs(
-    caller: _Reader,
+    caller: _Caller,
     owner: _Gateway,
     state: Annotated[JobState | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
@@ -98,7 +98,7 @@ async def list_jobs(
 )
 async def stream(
     job_id: str,
-    caller: _Reader,
+    caller: _Caller,
     owner: _Gateway,
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[str | None, Query()] = None,
@@ -131,7 +131,7 @@ async def cancel(job_id: str, caller: _Caller, owner: _Gateway) -> StructRespons
 async def retrieve(
     job_id: str,
     request: Request,
-    caller: _Reader,
+    caller: _Caller,
     owner: _Gateway,
     wait: _Wait = 0.0,
 ) -> StructResponse:

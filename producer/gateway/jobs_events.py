@@ -1,6 +1,7 @@
 """A job's stream as events that can be gone on with from any of them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -39,11 +40,12 @@ async def job_events(
     yield _RETRY
     stream = job.stream(positions=cursor.positions)
     try:
-        async for delta in _until_failed(stream):
-            event_id = cursor.advance(delta)
-            if delta.offset + len(delta.token_ids) > from_offset or _ends(delta):
-                told = msgspec.structs.replace(delta, end=None)
-                yield event(encode(told), id=event_id)
+        async with aclosing(_until_failed(stream)) as deltas:
+            async for delta in deltas:
+                event_id = cursor.advance(delta)
+                if delta.offset + len(delta.token_ids) > from_offset or _ends(delta):
+                    told = msgspec.structs.replace(delta, end=None)
+                    yield event(encode(told), id=event_id)
         assert stream.end is not None
         yield event(encode(stream.end), id=cursor.end(), kind="end")
     finally:
@@ -54,7 +56,7 @@ async def job_events(
             await job.cancel()
 
 
-async def _until_failed(stream: "TokenStream") -> AsyncIterator[Delta]:
+async def _until_failed(stream: "TokenStream") -> AsyncGenerator[Delta, None]:
     """The deltas; how the job ended stands in `stream.end`, well or not."""
     try:
         async for delta in stream:

@@ -8,8 +8,9 @@ import msgspec
 
 from ...shared.decode import decode_prompt, parse
 from ...shared.errors import InvalidRequest
-from ...shared.messages import DEFAULT_MODEL, Prompt
-from .errors import ApiError, as_api_error
+from ...shared.messages import Prompt
+from .auth import for_tenant
+from .errors import as_api_error
 from .options import options_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ async def as_submission(
     # What stands under null is not given, as in the API of OpenAI.
     fields = {name: value for name, value in fields.items() if value is not None}
     if "class" in fields:
-        fields["job_class"] = fields.pop("class")
+        short = fields.pop("class")
+        if fields.setdefault("job_class", short) != short:
+            raise InvalidRequest("class", "differs from job_class; give one of them")
     waits = fields.pop("wait_for_worker", False)
     if not isinstance(waits, bool):
         raise InvalidRequest("wait_for_worker", "expected true or false")
@@ -49,9 +52,8 @@ async def as_submission(
     prompt = decode_prompt(fields)
     options = options_of(request)
     if "tenant" in fields and prompt.tenant != caller.tenant:
-        options = msgspec.structs.replace(
-            options, tenant=_other_tenant(prompt.tenant, caller)
-        )
+        named = for_tenant(caller, prompt.tenant, "tenant")
+        options = msgspec.structs.replace(options, tenant=named.tenant)
     return Submission(options.apply(prompt), waits)
 
 
@@ -68,8 +70,8 @@ def named_as_written() -> Iterator[None]:
 
 async def only_model(owner: "Gateway") -> str:
     """Returns the model of a request that names none: the only one, or the default."""
-    names = [model.name for model in await owner.client.models()]
-    return names[0] if len(names) == 1 else DEFAULT_MODEL
+    session = owner.client.session
+    return await session.patiently(session.view.default_model)
 
 
 def _object(body: bytes) -> Mapping[str, object]:
@@ -77,15 +79,3 @@ def _object(body: bytes) -> Mapping[str, object]:
     if not isinstance(fields, dict):
         raise InvalidRequest("body", "expected a JSON object")
     return fields
-
-
-def _other_tenant(tenant: str, caller: "Caller") -> str:
-    if not caller.sees(tenant):
-        raise ApiError(
-            403,
-            f"this key belongs to the tenant '{caller.tenant}' and may not act for "
-            "another; only keys with the scope 'admin' may",
-            code="tenant_refused",
-            param="tenant",
-        )
-    return tenant

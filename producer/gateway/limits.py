@@ -1,6 +1,8 @@
 """Bounds on what a client may do: bytes of a body, time to send it, open requests."""
 
 import asyncio
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
 
 _UPLOADS: Final = frozenset({"/v1/files"})
 """Bodies that are read piece by piece, with a limit of their own."""
+_MOST_KEY_BYTES: Final = 4096
+"""Of a login, which anyone may send."""
+_SLOWEST_BYTES_S: Final = 16 * 1024
+"""A body comes at this rate at least, beyond what any client is given."""
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Answered however many requests are open: a full gateway is alive."""
+OPEN: Final = "tokenmill.open"
+"""Name in the request's scope of its `OpenRequest`."""
 
 
 class Limits:
@@ -29,6 +39,7 @@ class Limits:
         self._app = app
         self._settings = settings
         self._open = 0
+        self._of_key: Counter[str] = Counter()
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Answers one request."""
@@ -37,7 +48,10 @@ class Limits:
         refusal = self._refusal(scope)
         if refusal is not None:
             return await refusal(scope, receive, send)
-        self._open += 1
+        counted = scope["path"] not in PROBES
+        opened = OpenRequest(self._of_key, self._settings.max_requests_per_key)
+        scope[OPEN] = opened
+        self._open += counted
         try:
             body = _Body(
                 scope, receive, self._most(scope), self._settings.slow_client_s
@@ -45,14 +59,18 @@ class Limits:
             bounded = _bounded(scope, send, self._settings.slow_client_s)
             await self._app(scope, body.receive, bounded)
         finally:
-            self._open -= 1
+            self._open -= counted
+            opened.close()
 
     def _most(self, scope: "Scope") -> int | None:
+        if scope["path"] == "/login":
+            return _MOST_KEY_BYTES
         upload = scope["method"] == "POST" and scope["path"] in _UPLOADS
         return None if upload else self._settings.max_body_bytes
 
     def _refusal(self, scope: "Scope") -> Response | None:
-        if self._open >= self._settings.max_requests:
+        is_full = self._open >= self._settings.max_requests
+        if is_full and scope["path"] not in PROBES:
             error = ApiError(
                 503,
                 f"{self._open} requests are open (gateway.max_requests); try again",
@@ -67,11 +85,54 @@ class Limits:
         return None
 
 
+class OpenRequest:
+    """One open request, once it is known by whose key.
+
+    Args:
+        of_key: Open requests of each key.
+        most: As many as one key may have.
+    """
+
+    def __init__(self, of_key: Counter[str], most: int) -> None:
+        self._of_key = of_key
+        self._most = most
+        self._key: str | None = None
+
+    def is_of_key(self, key_id: str) -> None:
+        """Counts the request for its key.
+
+        Raises:
+            ApiError: 429, the key has as many as it may have.
+        """
+        if self._key is not None:
+            return
+        if self._of_key[key_id] >= self._most:
+            raise ApiError(
+                429,
+                f"{self._most} requests of this key are open "
+                "(gateway.max_requests_per_key); try again when one has ended",
+                code="too_many_requests",
+                headers=retry_after(RETRY_S),
+            )
+        self._key = key_id
+        self._of_key[key_id] += 1
+
+    def close(self) -> None:
+        """Forgets it."""
+        if self._key is None:
+            return
+        self._of_key[self._key] -= 1
+        if not self._of_key[self._key]:
+            del self._of_key[self._key]
+
+
 def too_large(most: int) -> ApiError:
     """Returns the error of a body that is larger than `most` bytes."""
+    is_key = most == _MOST_KEY_BYTES
+    which = '; expected {"key": "tm-…"}' if is_key else " (gateway.max_body_bytes)"
     return ApiError(
         413,
-        f"the body has more than {most} bytes (gateway.max_body_bytes)",
+        f"the body has more than {most} bytes{which}",
         code="payload_too_large",
         # The rest is not read: the connection cannot be used again.
         headers={"Connection": "close"},
@@ -89,21 +150,27 @@ class _Body:
         self._most = most
         self._slow_s = slow_s
         self._size = 0
+        self._waited_s = 0.0
         self._whole = False
 
     async def receive(self) -> "Message":
         if self._whole:
             return await self._receive()  # all that may come is that the client left
+        # Time in which the gateway itself is busy with the body does not count.
+        due_s = self._slow_s + self._size / _SLOWEST_BYTES_S - self._waited_s
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(self._slow_s):
+            async with asyncio.timeout(max(min(due_s, self._slow_s), 0)):
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(
                 408,
-                f"nothing of the body came for {self._slow_s:g} s",
+                f"the body comes too slowly: nothing of it for {self._slow_s:g} s, or "
+                f"less than {_SLOWEST_BYTES_S} bytes a second",
                 code="request_too_slow",
                 headers={"Connection": "close"},
             ) from None
+        self._waited_s += time.monotonic() - began
         if message["type"] == "http.disconnect":
             self._scope[ENDED] = "client_left"
         self._size += len(message.get("body", b""))

@@ -18,6 +18,7 @@ from ...shared.watch.snapshot import HistorySample, PoolSnapshot
 from ..info import JobInfo
 from ..job_pages import jobs_page
 from ..listing import recent_jobs
+from ..newest_jobs import NewestJobs
 from .admin_models import LiveView, RunRow
 from .auth import Caller, Scope
 from .context import Gateway
@@ -52,6 +53,7 @@ class LiveViews:
         self._current: dict[str | None, list[bytes]] = {}
         """Tenant -> events of the latest look."""
         self._recent: dict[str | None, tuple[JobInfo, ...]] = {}
+        self._newest = NewestJobs(owner.client, _RECENT)
         self._last_sample_ms = 0
         self.looks = 0
         """Taken so far: tests hold against it that viewers share them."""
@@ -93,6 +95,7 @@ class LiveViews:
             if not self._viewers:
                 self._someone.clear()
                 self._current, self._recent = {}, {}
+                self._newest = NewestJobs(self._owner.client, _RECENT)
                 await self._someone.wait()
             begun = asyncio.get_running_loop().time()
             await self._look()
@@ -107,9 +110,9 @@ class LiveViews:
         try:
             pool = await self._owner.client.snapshot()
             sample = await self._new_sample()
+            if self.looks % _RECENT_TURNS == 1 or tenants - self._recent.keys():
+                await self._look_at_jobs(tenants)
             for tenant in tenants:
-                if self.looks % _RECENT_TURNS == 1 or tenant not in self._recent:
-                    self._recent[tenant] = await recent_of(self._owner, tenant)
                 view = await view_of(self._owner, pool, tenant, self._recent[tenant])
                 events = [event(msgspec.json.encode(view), kind="snapshot")]
                 if sample is not None:
@@ -119,6 +122,14 @@ class LiveViews:
             _log.warning("live_view_failed", error=str(error))
             told = event(msgspec.json.encode({"message": str(error)}), kind="problem")
             self._current = {tenant: [told] for tenant in tenants}
+
+    async def _look_at_jobs(self, tenants: set[str | None]) -> None:
+        named = {tenant for tenant in tenants if tenant is not None}
+        recent: dict[str | None, tuple[JobInfo, ...]] = {}
+        recent.update(await self._newest.look(named))
+        if _ALL in tenants:
+            recent[_ALL] = await recent_of(self._owner, _ALL)
+        self._recent = recent
 
     async def _new_sample(self) -> HistorySample | None:
         if self.looks % _HISTORY_TURNS != 1:

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 from ...shared.metrics.catalog import HTTP_OPEN, HTTP_REQUESTS, HTTP_SECONDS
 from ...shared.metrics.instruments import OTHER
-from ...shared.metrics.serving import shown
+from ...shared.metrics.serving import ASK_S, shown
+from ...shared.outage import REDIS_ERRORS, Outage
+from .request_log import METHODS
 
 if TYPE_CHECKING:
+    import redis.asyncio
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from .context import Gateway
 
-_METHODS: Final = frozenset(
-    ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-)
+_ANSWER_S: Final = ASK_S / 2
+"""Redis has this long, so that a scrape can still say that it does not answer."""
 
 
 class CountRequests:
@@ -49,9 +51,31 @@ class CountRequests:
 
 def _count(scope: "Scope", status: int, seconds: float) -> None:
     route = getattr(scope.get("route"), "path", OTHER)
-    method = scope["method"] if scope["method"] in _METHODS else OTHER
+    method = scope["method"] if scope["method"] in METHODS else OTHER
     HTTP_REQUESTS.add(method, route, str(status))
     HTTP_SECONDS.observe(seconds, method, route)
+
+
+class Reach:
+    """Looks at each scrape whether Redis answers: between calls nothing else would.
+
+    Args:
+        client: Redis.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self._client = client
+        self._outage = Outage(name="gateway")
+
+    async def __call__(self) -> None:
+        """Notes that it answers, or that it does not."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._client.ping()
+        except REDIS_ERRORS as error:
+            self._outage.failed(None, error)
+        else:
+            self._outage.recovered()
 
 
 async def show(owner: "Gateway") -> None:
@@ -60,5 +84,8 @@ async def show(owner: "Gateway") -> None:
     Args:
         owner: The gateway, connected.
     """
-    async with shown(owner.redis, owner.config, "gateway"):
+    reach = Reach(owner.redis)
+    async with shown(
+        owner.redis, owner.config, "gateway", ask=reach, address=owner.address
+    ):
         await asyncio.Event().wait()

@@ -36,17 +36,18 @@ class SubmitOptions(QueueFields, frozen=True, kw_only=True):
     keep_on_disconnect: bool = False
     """A caller that leaves does not cancel its job."""
 
-    def apply(self, prompt: Prompt, index: int = 0, count: int = 1) -> Prompt:
+    def apply(self, prompt: Prompt, index: int = 0) -> Prompt:
         """Returns the prompt with these options.
 
         Args:
             prompt: What to run.
-            index: Its position among the prompts of the request.
-            count: How many those are; each has an idempotency key of its own.
+            index: Its position among the prompts of the request. Each has an
+                idempotency key of its own, the first one the request's, so that no
+                other request may use it.
         """
         changed = with_fields(prompt, self)
         key = self.idempotency_key
-        if key is not None and count > 1:
+        if key is not None and index > 0:
             key = f"{key}:{index}"
         return msgspec.structs.replace(
             changed, tenant=self.tenant, idempotency_key=key or changed.idempotency_key

@@ -3,10 +3,11 @@
 The index is a set of names: a name whose record has gone is left out and removed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
+import structlog
 from redis.exceptions import WatchError
 
 from ...shared.errors import ProtocolError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _PAGE: Final = 200
 _ATTEMPTS: Final = 50
 R = TypeVar("R", bound=msgspec.Struct)
+_log = structlog.get_logger(__name__)
 
 
 class OwnedRecords(Generic[R]):
@@ -90,6 +92,28 @@ class OwnedRecords(Generic[R]):
         """Returns a record, or None when there is none of this id."""
         (raw,) = await self._session.read(("GET", self._record_key(record_id)))
         return None if raw is None else self._decode(record_id, raw)
+
+    async def get_many(self, ids: Sequence[str]) -> dict[str, R | ProtocolError | None]:
+        """Returns records by id; one that cannot be read is an error in its place."""
+        found: dict[str, R | ProtocolError | None] = {}
+        for start in range(0, len(ids), _PAGE):
+            some = ids[start : start + _PAGE]
+            raws = await self._session.read_each(
+                *(("GET", self._record_key(record_id)) for record_id in some)
+            )
+            for record_id, raw in zip(some, raws, strict=True):
+                found[record_id] = self._read(record_id, raw)
+        return found
+
+    def _read(self, record_id: str, raw: object) -> R | ProtocolError | None:
+        if raw is None:
+            return None
+        if not isinstance(raw, bytes):
+            return ProtocolError(f"{self._record_key(record_id)}: {raw}")
+        try:
+            return self._decode(record_id, raw)
+        except ProtocolError as error:
+            return error
 
     async def change(
         self,
@@ -171,12 +195,12 @@ class OwnedRecords(Generic[R]):
         if not names:
             return None
         ids = [name.decode() for name in names]
-        raws = await self._session.read(*(("GET", self._record_key(i)) for i in ids))
-        return [
-            self._decode(record_id, raw)
-            for record_id, raw in zip(ids, raws, strict=True)
-            if raw is not None
-        ]
+        return _readable(await self.get_many(ids))
+
+    async def all_of(self, tenant: str) -> list[R]:
+        """Returns all of a tenant's records that can be read."""
+        (names,) = await self._session.read(("ZRANGE", self._index_key(tenant), 0, -1))
+        return _readable(await self.get_many([name.decode() for name in names]))
 
     async def forget_gone(self, tenant: str) -> None:
         """Takes names out of an index whose records have expired."""
@@ -227,3 +251,14 @@ class OwnedRecords(Generic[R]):
             raise ProtocolError(
                 f"{self._record_key(record_id)} cannot be read: {error}"
             ) from None
+
+
+def _readable(found: Mapping[str, R | ProtocolError | None]) -> list[R]:
+    """Leaves out what is gone, and what another release wrote."""
+    records: list[R] = []
+    for one in found.values():
+        if isinstance(one, ProtocolError):
+            _log.warning("record_left_out", why=str(one))
+        elif one is not None:
+            records.append(one)
+    return records

@@ -96,7 +96,10 @@ async def asset(request: Request, name: str) -> Response:
 async def page(request: Request, path: str) -> Response:
     """The dashboard, at the address of any of its pages."""
     if not await _is_known(request):
-        return RedirectResponse(f"/login?next={quote(request.url.path)}", 303)
+        wanted = request.url.path
+        if request.url.query:
+            wanted += f"?{request.url.query}"
+        return RedirectResponse(f"/login?next={quote(wanted, safe='/')}", 303)
     is_page = path.rstrip("/") in _PAGES or path.startswith("jobs/")
     return _send(request, "index.html", 200 if is_page else 404)
 

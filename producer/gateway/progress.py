@@ -2,7 +2,8 @@
 
 A process can live, answer and do nothing. What tells is that a job has waited for
 long, a live worker group is at least half empty, and yet nothing was given to any
-group of its shard for as long.
+group of its shard for as long; or that no group lives at all. Nor does a pool get on
+whose Redis refuses writes.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ...shared.errors import TokenmillError
-from ...shared.keys import SHARDS, Keys, is_shard
+from ...shared.keys import SHARDS, Keys, is_shard, process_key
 from ...shared.redis import translate
 from ..pool_view import HEARTBEAT_MS
 
@@ -25,6 +26,8 @@ ANSWER_S: Final = 2.0
 _BELIEVED_S: Final = 1.0
 """Probers share an answer for this long."""
 _MOST_GROUPS: Final = 64
+_NO_KEY: Final = process_key("gateway:probe")
+"""Never there; among the keys that a gateway may write."""
 _FIELDS: Final = (
     "state",
     "alone",
@@ -84,12 +87,20 @@ class Progress:
         async with redis.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.smembers(SHARDS)
-            (seconds, microseconds), members = await pipe.execute()
+            # There is no such key, so nothing is written; but it has to be allowed.
+            pipe.set(_NO_KEY, 1, xx=True, px=1)
+            time_now, members, written = await pipe.execute(raise_on_error=False)
+        for reply in (time_now, members):
+            if isinstance(reply, Exception):
+                raise reply
+        seconds, microseconds = time_now
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         names = (member.decode(errors="replace") for member in members)
         shards = [Keys.of_shard(name) for name in sorted(filter(is_shard, names))]
         found = await self._read([c for keys in shards for c in _first(keys, now_ms)])
         problems: list[str] = []
+        if isinstance(written, Exception):
+            problems.append(f"Redis refuses writes: {written}; nothing can be queued")
         num_groups = 0
         for index, keys in enumerate(shards):
             lanes, resume, scheduler, groups = found[index * 4 : index * 4 + 4]
@@ -98,6 +109,10 @@ class Progress:
             num_groups += len(live)
             stalled_ms = self._owner.config.gateway.stalled_s * 1000
             if oldest_ms is None or now_ms - oldest_ms < stalled_ms:
+                continue
+            if not live:
+                waited_s = (now_ms - oldest_ms) / 1000
+                problems.append(_unserved(keys, waited_s))
                 continue
             if await self._has_moved(keys, live[:_MOST_GROUPS], now_ms - stalled_ms):
                 continue
@@ -160,6 +175,13 @@ def _group(fields: Any, stream: Any) -> _Group:  # noqa: ANN401 - replies
     return _Group(
         has_room=half and state == b"ready" and not alone,
         dispatched_ms=int(last.partition(b"-")[0]),
+    )
+
+
+def _unserved(keys: Keys, age_s: float) -> str:
+    return (
+        f"shard {keys.shard}: a job waits since {age_s:.0f} s and no worker that "
+        "serves its model lives; start one, or cancel the job"
     )
 
 

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 JOBS: Final = "tokenmill.jobs"
 """Name in the request's scope of the ids of its jobs."""
 _GIVEN_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_METHODS: Final = frozenset(
-    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-)
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Told by name; a caller may send any word."""
 _QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Asked every few seconds; their lines are for debugging."""
 _log = structlog.get_logger(__name__)
@@ -100,7 +99,7 @@ class _Line:
     @property
     def _method(self) -> str:
         method = str(self._scope["method"])
-        return method if method in _METHODS else "other"
+        return method if method in METHODS else "other"
 
     def write(self) -> None:
         """Writes the line."""

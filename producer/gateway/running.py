@@ -6,7 +6,8 @@ keep them; so does a request that takes too long, or that the gateway's end cuts
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -16,7 +17,8 @@ from ...shared.messages import Delta, End, JobResult
 from ..job import Job
 from ..openai_form import Spell
 from .errors import ApiError
-from .sse import ENDED, going_down, too_slow, unless_left
+from .leaving import unless_left
+from .sse import ENDED, going_down, too_slow
 
 if TYPE_CHECKING:
     from .context import Gateway
@@ -98,11 +100,13 @@ class Running:
         """
         try:
             if len(self.jobs) == 1:
-                async for delta in self._follow(0):
-                    yield 0, delta
+                async with aclosing(self._follow(0)) as followed:
+                    async for delta in followed:
+                        yield 0, delta
                 return
-            async for index, delta in self._merged():
-                yield index, delta
+            async with aclosing(self._merged()) as merged:
+                async for index, delta in merged:
+                    yield index, delta
         finally:
             await self.leave()
 
@@ -123,7 +127,7 @@ class Running:
             if isinstance(answer, BaseException):
                 _log.warning("cancel_failed", job=job.id, kind=type(answer).__name__)
 
-    async def _follow(self, index: int) -> AsyncIterator[Delta]:
+    async def _follow(self, index: int) -> AsyncGenerator[Delta, None]:
         async with self.jobs[index].stream() as stream:
             try:
                 async for delta in stream:
@@ -140,13 +144,14 @@ class Running:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Several streams as one. A caller that is slow holds all of them back."""
         news: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue(len(self.jobs))
 
         async def pass_on(index: int) -> None:
-            async for delta in self._follow(index):
-                await news.put((index, delta))
+            async with aclosing(self._follow(index)) as followed:
+                async for delta in followed:
+                    await news.put((index, delta))
 
         async def run_all() -> None:
             try:

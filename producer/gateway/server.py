@@ -1,8 +1,9 @@
 """The gateway's process: where it listens, and how it ends.
 
-On SIGTERM or SIGINT it takes no new connections. Open requests go on for
-`gateway.drain_s`; then streams end with an error event and whoever waits is told to
-try again. A second signal ends it at once.
+On SIGTERM or SIGINT it takes no new connections, once balancers have had
+`gateway.unready_s` to learn from /readyz that they should send none. Open requests go
+on for `gateway.drain_s`; then streams end with an error event and whoever waits is told
+to try again. A second signal ends it at once.
 """
 
 import asyncio
@@ -65,11 +66,17 @@ class _Signals:
         if self._draining is not None:
             _log.warning("ending_now", signal=name)
             self._owner.leaving.set()
+            self._server.should_exit = True
             self._server.force_exit = True
             return
         _log.info("draining", signal=name, most_s=self._owner.config.gateway.drain_s)
-        self._draining = asyncio.create_task(self._owner.drain())
+        self._draining = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        self._owner.is_unready = True
+        await asyncio.sleep(self._owner.config.gateway.unready_s)
         self._server.should_exit = True
+        await self._owner.drain()
 
 
 async def serve(config: "Config", url: str) -> None:
@@ -90,9 +97,10 @@ async def serve(config: "Config", url: str) -> None:
     app = create_app(config, url)
     app.openapi()  # some tenths of a second that no caller's stream should wait for
     owner: Gateway = app.state.gateway
+    owner.address = _address(listening)
     server = make_server(app, settings)
     _Signals(server, owner)
-    announcing = asyncio.create_task(_announce(server, settings, listening))
+    announcing = asyncio.create_task(_announce(server, settings, owner.address))
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -167,14 +175,17 @@ def _listen(settings: "GatewayConfig") -> socket.socket:
     return listening
 
 
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def _announce(
-    server: uvicorn.Server, settings: "GatewayConfig", listening: socket.socket
+    server: uvicorn.Server, settings: "GatewayConfig", address: str
 ) -> None:
     """Prints where it listens, once it does."""
     while not server.started:  # noqa: ASYNC110 - uvicorn has a flag, no event
         await asyncio.sleep(0.02)
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    _log.info("gateway_ready", host=host, port=port, auth=settings.auth)
-    line(f"gateway http://{shown}:{port}")
-    line(f"dashboard http://{shown}:{port}/")
+    _log.info("gateway_ready", address=address, auth=settings.auth)
+    line(f"gateway {address}")
+    line(f"dashboard {address}/")

@@ -1,24 +1,24 @@
 """Logging in with an API key: a cookie for the browser, its hash for Redis.
 
-The cookie is HttpOnly and SameSite=Strict, Secure where the page came by https. Redis
+The cookie is HttpOnly and SameSite=Strict; where the page came by https, here or at a
+proxy, it is Secure and named so that only this very host can have set it. Redis
 holds the hash of it and names the key behind it, so a key that is revoked ends its
 sessions, and nobody who reads Redis can log in.
 """
 
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from ...shared.api_keys import SESSION_S
-from .auth import SESSION_COOKIE
+from .auth import SECURE_SESSION_COOKIE, SESSION_COOKIE, session_cookie_of
 from .context import Gateway, gateway
 from .documented import StructResponse, answers, takes
 from .errors import ApiError
+from .origins import came_by_https, refuse_foreign_pages
 
 router: Final = APIRouter(tags=["dashboard"])
-_MOST_KEY_BYTES: Final = 4096
 
 
 class LoginRequest(
@@ -48,12 +48,9 @@ class LogoutAnswer(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def login(request: Request, owner: Gateway = Depends(gateway)) -> Response:
     """Opens a session for an API key and sets its cookie."""
-    require_same_origin(request)
-    body = await request.body()
-    if len(body) > _MOST_KEY_BYTES:
-        raise ApiError(413, 'more than an API key; expected {"key": "tm-…"}')
+    refuse_foreign_pages(request)
     try:
-        asked = msgspec.json.decode(body, type=LoginRequest)
+        asked = msgspec.json.decode(await request.body(), type=LoginRequest)
     except msgspec.DecodeError as error:
         raise ApiError(
             400, f'{error}; expected {{"key": "tm-…"}}', code="invalid_request"
@@ -69,11 +66,12 @@ async def login(request: Request, owner: Gateway = Depends(gateway)) -> Response
             code="invalid_api_key",
         )
     answer = StructResponse(LoginAnswer(tenant=record.tenant, scopes=record.scopes))
+    is_secure = came_by_https(request)
     answer.set_cookie(
-        SESSION_COOKIE,
+        SECURE_SESSION_COOKIE if is_secure else SESSION_COOKIE,
         cookie,
         max_age=SESSION_S,
-        secure=request.url.scheme == "https",
+        secure=is_secure,
         httponly=True,
         samesite="strict",
     )
@@ -84,31 +82,15 @@ async def login(request: Request, owner: Gateway = Depends(gateway)) -> Response
 @router.post("/logout", responses=answers(LogoutAnswer))
 async def logout(request: Request, owner: Gateway = Depends(gateway)) -> Response:
     """Ends the session of the browser's cookie; without one nothing happens."""
-    require_same_origin(request)
-    cookie = request.cookies.get(SESSION_COOKIE)
+    refuse_foreign_pages(request)
+    cookie = session_cookie_of(request)
     if cookie:
         session = owner.client.session
         await session.patiently(lambda: owner.keys.store.close_session(cookie))
         owner.keys.forget()
     answer = StructResponse(LogoutAnswer(logged_out=True))
-    answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+    for name, secure in ((SESSION_COOKIE, False), (SECURE_SESSION_COOKIE, True)):
+        # Browsers take a __Host- cookie from https alone, even to end it.
+        if name in request.cookies:
+            answer.delete_cookie(name, secure=secure, httponly=True, samesite="strict")
     return answer
-
-
-def require_same_origin(request: Request) -> None:
-    """Refuses a page of another site: it must not log anyone in or out.
-
-    Raises:
-        ApiError: 403, the browser says that the request comes from elsewhere.
-    """
-    origin = request.headers.get("origin")
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    is_foreign = origin is not None and (
-        urlsplit(origin).netloc != request.headers.get("host", "")
-    )
-    if is_foreign or site not in ("same-origin", "none"):
-        raise ApiError(
-            403,
-            "pages of other sites may not log in or out here",
-            code="origin_refused",
-        )

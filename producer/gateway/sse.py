@@ -1,7 +1,8 @@
 """Server-sent events: ids, comments that keep a stream alive, clients that leave.
 
 A stream ends when its events do, when the client leaves, when it takes nothing for too
-long, when its time is up, or when the gateway has to go. In every case the source of
+long, when its time is up, when what let the client in is revoked, or when the gateway
+has to go. In every case the source of
 its events is closed before the response returns, so that a job can be cancelled. The
 response begins with the first event, so that what fails before has a status of its own.
 """
@@ -10,13 +11,14 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from starlette.responses import Response
 
 from ...shared.errors import TokenmillError
 from .errors import RETRY_S, ApiError, as_api_error, respond, retry_after
+from .leaving import STILL_ALLOWED, until_left, until_refused
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -87,6 +89,16 @@ def too_slow(seconds: float) -> ApiError:
     )
 
 
+def no_longer_allowed() -> ApiError:
+    """Returns the error of a stream whose caller has lost its key or session."""
+    return ApiError(
+        401,
+        "the API key, or the session, with which this stream was begun is no longer "
+        "good; use another key, or log in again",
+        code="invalid_api_key",
+    )
+
+
 class EventStream(Response):
     """A response of events.
 
@@ -125,7 +137,8 @@ class EventStream(Response):
             {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})}
         )
         del self.headers["content-length"]
-        self._sending = False
+        self._turn = asyncio.Lock()
+        """Held while something is sent: events and heartbeats come one by one."""
         self._started = False
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
@@ -135,15 +148,17 @@ class EventStream(Response):
         self._loop = asyncio.get_running_loop()
         self._moved_at = self._loop.time()
         pump = asyncio.create_task(self._pump())
-        left = asyncio.create_task(_until_left(receive))
+        left = asyncio.create_task(until_left(receive))
         told = self._owner.leaving if self._limit_s else self._owner.draining
         leaving = asyncio.create_task(told.wait())
+        refused = asyncio.create_task(until_refused(scope.get(STILL_ALLOWED)))
+        self._heartbeats: set[asyncio.Task[None]] = set()
         ended = "failed"
         try:
-            ended = await self._watch(pump, left, leaving)
+            ended = await self._watch(pump, left, leaving, refused)
         finally:
             scope[ENDED] = ended
-            tasks = (pump, left, leaving)
+            tasks = (pump, left, leaving, refused, *self._heartbeats)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,29 +169,46 @@ class EventStream(Response):
         pump: "asyncio.Task[None]",
         left: "asyncio.Task[None]",
         leaving: "asyncio.Task[bool]",
+        refused: "asyncio.Task[None]",
     ) -> str:
         """Lets the pump run and steps in where it must end or has nothing to send."""
         end = self._loop.time() + self._limit_s if self._limit_s else math.inf
         while True:
-            due = min(end, self._moved_at + min(self._slow_s, self._keepalive_s))
+            patience_s = self._slow_s if self._is_sending else self._keepalive_s
+            due = min(end, self._moved_at + patience_s)
+            wait_s = min(due - self._loop.time(), self._slow_s)
             await asyncio.wait(
-                (pump, left, leaving),
-                timeout=max(due - self._loop.time(), _SHORTEST_S),
+                (pump, left, leaving, refused, *self._heartbeats),
+                timeout=max(wait_s, _SHORTEST_S),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             now = self._loop.time()
             if pump.done():
                 return "client_left" if _lost_its_client(pump) else "done"
-            if left.done():
+            if left.done() or self._heartbeat_failed():
                 return "client_left"
-            if leaving.done() or now >= end:
-                why = "shutting_down" if leaving.done() else "timeout"
-                error = going_down() if leaving.done() else too_slow(self._limit_s)
-                return await self._break_off(pump, error, why)
-            if self._sending and now >= self._moved_at + self._slow_s:
+            if leaving.done():
+                return await self._break_off(pump, going_down(), "shutting_down")
+            if refused.done():
+                return await self._break_off(pump, no_longer_allowed(), "refused")
+            if now >= end:
+                return await self._break_off(pump, too_slow(self._limit_s), "timeout")
+            if self._is_sending and now >= self._moved_at + self._slow_s:
                 return "slow_client"
-            if not self._sending and now >= self._moved_at + self._keepalive_s:
-                await self._pass_on(self._heartbeat)
+            if not self._is_sending and now >= self._moved_at + self._keepalive_s:
+                # Not waited for here: it may hang, and the rest is to be seen to.
+                beat = asyncio.create_task(self._pass_on(self._heartbeat))
+                self._heartbeats.add(beat)
+
+    @property
+    def _is_sending(self) -> bool:
+        return self._turn.locked() or bool(self._heartbeats)
+
+    def _heartbeat_failed(self) -> bool:
+        """Forgets heartbeats that are sent; whether one met with a lost client."""
+        sent = {beat for beat in self._heartbeats if beat.done()}
+        self._heartbeats -= sent
+        return any(isinstance(beat.exception(), OSError) for beat in sent)
 
     async def _pump(self) -> None:
         try:
@@ -197,9 +229,11 @@ class EventStream(Response):
         self, pump: "asyncio.Task[None]", error: ApiError, why: str
     ) -> str:
         """Ends the stream with an error, unless the client takes nothing anyway."""
-        was_sending = self._sending
-        pump.cancel()
-        await asyncio.gather(pump, return_exceptions=True)
+        was_sending = self._is_sending
+        tasks = (pump, *self._heartbeats)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if not was_sending:
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
@@ -221,63 +255,24 @@ class EventStream(Response):
 
     async def _pass_on(self, data: bytes | memoryview, *, more: bool = True) -> None:
         # The server holds `send` back while the client's buffers are full.
-        self._sending = True
-        self._moved_at = self._loop.time()
-        try:
-            if not self._started:
-                self._started = True
-                await self._send(
-                    {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                )
-            await self._send(
-                {"type": "http.response.body", "body": data, "more_body": more}
-            )
-        finally:
-            self._sending = False
+        async with self._turn:
             self._moved_at = self._loop.time()
+            try:
+                if not self._started:
+                    self._started = True
+                    await self._send(
+                        {
+                            "type": "http.response.start",
+                            "status": self.status_code,
+                            "headers": self.raw_headers,
+                        }
+                    )
+                await self._send(
+                    {"type": "http.response.body", "body": data, "more_body": more}
+                )
+            finally:
+                self._moved_at = self._loop.time()
 
 
 def _lost_its_client(pump: "asyncio.Task[None]") -> bool:
     return isinstance(pump.exception(), OSError)
-
-
-async def _until_left(receive: "Receive") -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_left(
-    owner: "Gateway", receive: "Receive", work: "asyncio.Task[Any]"
-) -> str:
-    """Waits for work on behalf of a client that waits without a stream.
-
-    Args:
-        owner: The gateway.
-        receive: Of the request, whose body was read.
-        work: What is waited for; it goes on whatever is returned.
-
-    Returns:
-        `done`, `client_left`, `timeout` or `shutting_down`.
-    """
-    left = asyncio.create_task(_until_left(receive))
-    leaving = asyncio.create_task(owner.leaving.wait())
-    try:
-        await asyncio.wait(
-            (work, left, leaving),
-            timeout=owner.config.gateway.request_timeout_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if work.done():
-            return "done"
-        if left.done():
-            return "client_left"
-        return "shutting_down" if leaving.done() else "timeout"
-    finally:
-        for task in (left, leaving):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(left, leaving, return_exceptions=True)

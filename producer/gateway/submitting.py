@@ -39,8 +39,7 @@ async def submit(request: Request, owner: "Gateway", body: Body) -> Running:
     card = await owner.client.model_card(body.model)
     spell = await _spell(owner, body, card)
     prompts = prompts_of(body, card.max_context if card else None)
-    count = len(prompts)
-    queued = [options.apply(one, index, count) for index, one in enumerate(prompts)]
+    queued = [options.apply(one, index) for index, one in enumerate(prompts)]
     jobs = await _submit_all(owner, queued)
     request.scope[JOBS] = [job.id for job in jobs[:MOST_IDS]]
     return Running(
@@ -64,7 +63,9 @@ async def _submit_all(owner: "Gateway", prompts: Sequence[Prompt]) -> list[Job]:
     if len(prompts) == 1:
         return [await owner.client.submit(prompts[0])]
     try:
-        return await owner.client.submit_many(prompts, when_full="raise")
+        return await owner.client.submit_many(
+            prompts, when_full="raise", is_one_request=True
+        )
     except InvalidBatch as batch:
         index = min(batch.errors)
         error = batch.errors[index]

@@ -15,6 +15,8 @@ from .view import TopView
 _GROUPS: Final = 12
 """Workers in the table at most; with more there is no room for anything else."""
 _FEWEST_JOBS: Final = 3
+_NAMED: Final = 72
+"""Columns from which there is room for the name of what is shown."""
 
 
 def render(
@@ -34,25 +36,25 @@ def render(
         utf8: Whether block characters can be shown.
         away: Why what is shown is old, if it is.
     """
-    seen, narrow = view.snapshot, width < tables.NARROW
+    seen = view.snapshot
     parts: list[RenderableType] = [
         _head(view, width, utf8=utf8),
         *_warnings(seen, away),
         Text(),
-        tables.queues(seen, narrow=narrow),
+        tables.queues(seen, width),
         Text(),
         tables.groups(seen, width, utf8=utf8, most=_GROUPS),
         Text(),
-        tables.latencies(seen),
+        tables.latencies(seen, width),
     ]
     if view.runs:
-        parts += [Text(), tables.runs(view.runs, narrow=narrow)]
+        parts += [Text(), tables.runs(view.runs, width)]
     parts.append(Text())
     room = len(view.jobs)
     if height is not None:
         taken = sum(_lines(part) for part in parts)
         room = max(_FEWEST_JOBS, height - taken - 2)
-    parts.append(tables.jobs(view.jobs[:room], seen.at_ms, narrow=narrow))
+    parts.append(tables.jobs(view.jobs[:room], seen.at_ms, width))
     return Group(*parts)
 
 
@@ -64,7 +66,7 @@ def _head(view: TopView, width: int, *, utf8: bool) -> Text:
     seen, rates = view.snapshot, view.snapshot.rates
     clock = time.strftime("%H:%M:%S", time.localtime(seen.at_ms / 1000))
     line = Text(no_wrap=True, overflow="crop")
-    if width >= tables.NARROW:
+    if width >= _NAMED:
         line.append("tokenmill ", "bold")
     line.append(f"{clock}  ")
     line.append(f"{rates.tokens_per_s:.1f} tokens/s", "cyan")

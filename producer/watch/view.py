@@ -24,6 +24,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     settled: int
     total: int | None
     failed: int
+    """Refused lines of the input among them."""
     tokens: int
     """Output tokens so far."""
 
@@ -59,9 +60,9 @@ async def look(mill: "Client", *, jobs: int = JOBS) -> TopView:
                 run=view.run,
                 name=view.spec.name,
                 state=str(view.state),
-                settled=view.settled,
-                total=view.total,
-                failed=view.failed,
+                settled=view.settled + view.refused,
+                total=None if view.total is None else view.total + view.refused,
+                failed=view.failed + view.refused,
                 tokens=view.completion_tokens,
             )
             for view in runs

@@ -102,6 +102,7 @@ async def _turn(pool: BulkPool, writes: RunWrites, view: RunView) -> _Turn:
     unsent = await writes.unsent(PASS_JOBS)
     if unsent:
         turn.note(await kind.resend(unsent))
+        turn.moved += len(unsent) if turn.pause_s is None else 0
     room = pool.config.bulk.max_open_jobs - view.open_jobs
     if turn.pause_s is None and room > 0:
         seqs = await writes.ready(PASS_JOBS)

@@ -55,4 +55,4 @@ async def announce_end(pool: BulkPool, run: str) -> None:
         },
     )
     await announce(pool.client, view.spec.webhook, event)
-    await cast("object", pool.client.hset(key, ANNOUNCED, end))  # type: ignore[misc]
+    await pool.writes(run).set_announced(end)

@@ -1,20 +1,20 @@
 """How documents settle: with a summary, key sentences, or an error that names where."""
 
 import asyncio
-from collections.abc import Iterable
-from functools import partial
-from typing import Final
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
 
 import structlog
 
 from ...shared.bulk.job_ids import Place, place_of
-from ...shared.bulk.messages import Document, Outcome, RunSpec, Settled, Summary
+from ...shared.bulk.messages import Outcome, RunSpec, Settled, Summary
 from ...shared.bulk.writes import NewOutcome, RunWrites
-from ...shared.errors import InvalidRequest, ProtocolError, TokenmillError
+from ...shared.errors import TokenmillError
 from ...shared.keys import JobId
 from ...shared.messages import JobError, Timings, Usage
+from ..outage import REDIS_ERRORS
 from .document_state import DocumentState
-from .extract import key_sentences
+from .faults import as_job_error
 from .items import Standing
 from .plans import Level, Part, tree_of
 from .pool import BulkPool
@@ -22,8 +22,7 @@ from .requests import settled_as
 from .results import Ended
 from .words import limit_words, num_words
 
-OWN_ERRORS: Final = (InvalidRequest, ProtocolError)
-"""What a document itself is at fault for, or what stands of it in Redis."""
+_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
@@ -76,14 +75,35 @@ class DocumentEnds:
         )
         await self._settle(standing, "succeeded", summary=summary, parts=every)
 
-    async def extract(self, standing: Standing, document: Document) -> None:
+    async def extract(self, standing: Standing, text: str) -> None:
         """Settles a document by its key sentences."""
-        work = partial(key_sentences, document.text, self._spec.max_words)
-        text = await self._pool.in_thread(work)
         summary = Summary(
             text=text, words=num_words(text), windows=1, levels=1, mode="extractive"
         )
         await self._settle(standing, "succeeded", summary=summary)
+
+    async def alone(
+        self, standing: Standing, work: Awaitable[_T], job_ids: Iterable[str] = ()
+    ) -> _T | None:
+        """Does something for one document; what goes wrong with it settles it alone.
+
+        Args:
+            standing: The item.
+            work: What is done.
+            job_ids: Its jobs that have just ended.
+
+        Returns:
+            What `work` gives; None where the document was refused instead.
+        """
+        try:
+            return await work
+        except REDIS_ERRORS:
+            raise
+        except Exception as error:  # noqa: BLE001 - any fault is this document's alone
+            run = self._writes.keys.run
+            why = as_job_error(error, run=run, seq=standing.seq)
+            await self.refuse(standing, why, job_ids)
+            return None
 
     async def refuse(
         self, standing: Standing, error: JobError, job_ids: Iterable[str] = ()
@@ -193,10 +213,3 @@ async def cancel_jobs(pool: BulkPool, job_ids: list[str]) -> None:
 
     for first in range(0, len(job_ids), 32):
         await asyncio.gather(*map(cancel, job_ids[first : first + 32]))
-
-
-def as_recorded(error: TokenmillError) -> JobError:
-    """Returns an error as an outcome carries it."""
-    if isinstance(error, InvalidRequest):
-        return JobError(error.code, error.problem, error.field)
-    return JobError(error.code, str(error))

@@ -11,7 +11,7 @@ from ...shared.bulk.job_ids import Place, place_of
 from ...shared.bulk.messages import Document, RunSpec
 from ...shared.bulk.writes import Recording, RunWrites
 from ...shared.messages import FinishReason
-from .document_ends import OWN_ERRORS, DocumentEnds, as_recorded
+from .document_ends import DocumentEnds
 from .document_state import DocumentState
 from .extract import key_sentences
 from .items import Standing, standings
@@ -78,10 +78,9 @@ class DocumentParts:
             )
             if standing is None or not mine:
                 continue
-            try:
-                moved += await self._record(standing, mine)
-            except OWN_ERRORS as error:
-                await self._ends.refuse(standing, as_recorded(error), kept)
+            work = self._record(standing, mine)
+            done = await self._ends.alone(standing, work, kept)
+            moved += 1 if done is None else done
         await let_go(self._pool.client, ended, self._pool.job_keep_ms)
         return moved
 
@@ -141,7 +140,7 @@ class DocumentParts:
                 why=why,
             )
             source = await self._state.source(standing, document, level, place.index)
-            text = await self._pool.in_thread(partial(key_sentences, source, most))
+            text = await self._pool.beside(partial(key_sentences, source, most))
         return Part(
             text=text,
             job_id=ended.job_id,

@@ -8,6 +8,7 @@ import structlog
 from ...shared.bulk.messages import Document
 from ...shared.bulk.writes import RunWrites, part_field
 from ...shared.errors import InvalidRequest, ProtocolError
+from ...shared.script_runner import count_of, text
 from .items import Standing, fields_of, standings
 from .plans import Level, Part
 from .pool import BulkPool
@@ -82,6 +83,12 @@ class DocumentState:
                     f"{self._keys.run} cannot be read: {error}"
                 ) from error
         return self._levels[place]
+
+    async def is_complete(self, standing: Standing, level: Level) -> bool:
+        """Whether every job of a level has given its part."""
+        key = self._keys.item(standing.seq)
+        (done,) = await fields_of(self._pool.client, key, [f"done:{level.level}"])
+        return count_of(text(done)) >= len(level.windows)
 
     async def parts(self, standing: Standing, level: Level) -> tuple[Part, ...]:
         """Returns the parts that a complete level gave.

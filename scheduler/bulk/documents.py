@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,9 +14,10 @@ from ...shared.errors import InvalidRequest
 from ...shared.messages import JobClass
 from ...shared.new_job import new_job
 from ...shared.script_types import NewJob
-from .document_ends import OWN_ERRORS, DocumentEnds, as_recorded
+from .document_ends import DocumentEnds
 from .document_parts import DocumentParts
 from .document_state import DocumentState
+from .extract import key_sentences
 from .items import Standing, standings
 from .plans import Level, Part, first_level, next_level
 from .pool import BulkPool
@@ -27,6 +28,21 @@ TURN_S: Final = 1.0
 """No further document is begun after this long: some take long to divide."""
 NO_MODEL_S: Final = 2.0
 """How long a run pauses whose model no worker has ever served."""
+WORK_S: Final = 0.5
+"""How long a pass waits for the division of a document; it goes on meanwhile."""
+BUSY_S: Final = 0.2
+"""How long a run then pauses: what has ended is recorded, and other runs go on."""
+
+
+class Step(NamedTuple):
+    """What was done for one document."""
+
+    jobs: int = 0
+    """That were opened."""
+    pause_s: float | None = None
+    """Set when it must wait."""
+    is_moved: bool = True
+    """False where there was nothing to do for us."""
 
 
 class Documents:
@@ -64,64 +80,81 @@ class Documents:
             if standing is None or not standing.is_going:
                 await self._writes.not_ready([seq])
                 continue
-            try:
-                opened, pause_s = await self._move(standing, room)
-            except OWN_ERRORS as error:
-                await self._ends.refuse(standing, as_recorded(error))
-                opened = 0
-            room -= opened
-            moved += pause_s is None
+            work = self._move(standing, room)
+            step = await self._ends.alone(standing, work) or Step()
+            pause_s = step.pause_s
+            room -= step.jobs
+            moved += step.is_moved and pause_s is None
         return Sent(pause_s, {}, moved)
 
-    async def _move(self, standing: Standing, room: int) -> tuple[int, float | None]:
-        """Does the next thing for one document.
-
-        Returns:
-            How many jobs were opened, and the seconds to pause where it must wait.
-        """
+    async def _move(self, standing: Standing, room: int) -> Step:
+        """Does the next thing for one document."""
         document = await self._state.document(standing)
         if not document.text.strip():
             raise InvalidRequest(
                 "text", "the document has no text; expected at least one sentence"
             )
         if self._spec.mode == "extractive":
-            await self._ends.extract(standing, document)
-            return 0, None
+            return await self._extract(standing, document)
         if standing.cursor:
             number, _, index = standing.cursor.partition(":")
             level = await self._state.level(standing, int(number))
             if int(index) < len(level.windows):
                 return await self._open(standing, document, level, int(index), room)
+            if not await self._state.is_complete(standing, level):
+                # Another janitor opened its jobs after we had read what is ready.
+                return Step(is_moved=False)
             parts = await self._state.parts(standing, level)
             if level.is_last:
                 await self._ends.succeed(standing, level.level)
-                return 0, None
-            made = await self._plan(document, level, parts)
+                return Step()
+            made = await self._plan(standing, document, level, parts)
         else:
-            made = await self._plan(document, None, ())
-        if made is None:
-            return 0, NO_MODEL_S
+            made = await self._plan(standing, document, None, ())
+        if not isinstance(made, Level):
+            return Step(pause_s=made)
         return await self._open(standing, document, made, 0, room)
+
+    async def _extract(self, standing: Standing, document: Document) -> Step:
+        """Settles a document by its key sentences."""
+        work = partial(key_sentences, document.text, self._spec.max_words)
+        what = self._work(standing, "extract")
+        text = await self._pool.in_thread(what, work, WORK_S)
+        if text is None:
+            return Step(pause_s=BUSY_S)
+        await self._ends.extract(standing, text)
+        return Step()
+
+    def _work(self, standing: Standing, what: str) -> tuple[str, int, int, str]:
+        """Names work of the thread for one document."""
+        run = self._writes.keys.run
+        return run, standing.seq, standing.generation, what
 
     async def _plan(
         self,
+        standing: Standing,
         document: Document,
         before: Level | None,
         parts: Sequence[Part],
-    ) -> Level | None:
-        """Divides the text, or the summaries before; None while that cannot be done."""
+    ) -> Level | float:
+        """Divides the text, or the summaries before; else the seconds to pause."""
         card = await self._pool.card(self._spec.model)
         tokenizer = None if card is None else await self._pool.tokenizer(card)
         if card is None or tokenizer is None:
             self._state.tell_once("bulk_waits_for_model", model=self._spec.model)
-            return None
+            return NO_MODEL_S
         if before is None:
+            number = 0
             work = partial(
                 first_level, self._spec, document.title, document.text, tokenizer, card
             )
-            return await self._pool.in_thread(work)
-        texts = [part.text for part in parts]
-        return await self._pool.in_thread(partial(next_level, before, texts, tokenizer))
+        else:
+            number = before.level + 1
+            texts = [part.text for part in parts]
+            work = partial(next_level, before, texts, tokenizer)
+        what = self._work(standing, f"level {number}")
+        made = await self._pool.in_thread(what, work, WORK_S)
+        return BUSY_S if made is None else made
 
     async def _open(
         self,
@@ -130,7 +163,7 @@ class Documents:
         level: Level,
         first: int,
         room: int,
-    ) -> tuple[int, float | None]:
+    ) -> Step:
         """Opens and sends jobs of a level, as many as there is room for."""
         stop = min(len(level.windows), first + room)
         jobs = [
@@ -146,13 +179,12 @@ class Documents:
             more=stop < len(level.windows),
             ids=tuple(str(job.id) for job in jobs),
             fields=self._state.fields_of(level) if is_new else {},
+            windows=len(level.windows) if is_new else 0,
         )
         (opened,) = await self._writes.open([opening])
         if not opened:
-            return 0, None
-        if is_new:
-            await self._writes.add_windows(len(level.windows))
-        return len(jobs), await self._send(standing, jobs)
+            return Step()
+        return Step(len(jobs), await self._send(standing, jobs))
 
     async def _send(self, standing: Standing, jobs: Sequence[NewJob]) -> float | None:
         sent = await send(self._pool, self._writes, jobs)
@@ -193,11 +225,13 @@ class Documents:
             self._pool.client, self._writes.keys, seqs, with_items=False
         )
         pauses: list[float] = []
+        strays = [job_id for job_id in job_ids if job_id not in places]
         for job_id, place in places.items():
             standing = known.get(place.seq)
             going = standing is not None and standing.is_going
             if standing is None or not going or standing.generation != place.generation:
-                await self._writes.forget([job_id])
+                strays.append(job_id)
+        await self._writes.forget(strays)
         for seq, standing in known.items():
             mine = [
                 place
@@ -208,16 +242,20 @@ class Documents:
             ]
             if not mine:
                 continue
-            document = await self._state.document(standing)
-            jobs = [
-                await self._job(
-                    standing,
-                    document,
-                    await self._state.level(standing, place.level),
-                    place.index,
-                )
-                for place in mine
-            ]
-            pause_s = await self._send(standing, jobs)
+            pause_s = await self._ends.alone(standing, self._again(standing, mine))
             pauses += [] if pause_s is None else [pause_s]
         return Sent(max(pauses, default=None), {})
+
+    async def _again(self, standing: Standing, mine: Sequence[Place]) -> float | None:
+        """Sends jobs of one document again, as they were."""
+        document = await self._state.document(standing)
+        jobs = [
+            await self._job(
+                standing,
+                document,
+                await self._state.level(standing, place.level),
+                place.index,
+            )
+            for place in mine
+        ]
+        return await self._send(standing, jobs)

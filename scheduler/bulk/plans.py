@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from ...shared.bulk.checks import LEAST_WINDOW
 from ...shared.bulk.messages import Node, RunSpec, Span
 from ...shared.errors import InvalidRequest, PromptTooLong
 from ...shared.messages import JobRequest, ModelCard, Prompt
@@ -13,8 +14,6 @@ from ...shared.tokens import Tokenizer
 from .prompts import Ask, Form, ask_for, prompt_for
 from .windows import divide, gather
 
-LEAST_WINDOW: Final = 64
-"""Tokens of text below which windows make no sense."""
 PROBE: Final = "x"
 """Stands for the text where the prompt around it is measured."""
 _log = structlog.get_logger(__name__)

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import redis.asyncio
@@ -33,6 +33,8 @@ RETRY_LOAD_S: Final = 5.0
 MOST_JOB_MS: Final = 86_400_000
 CACHED_CHARACTERS: Final = 32 * 1024 * 1024
 """Of documents that are kept between two looks at them."""
+MOST_WORKS: Final = 32
+"""Results of the thread that are kept for those who have not come back yet."""
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
@@ -53,6 +55,8 @@ class BulkPool:
         self.announced: set[str] = set()
         """Of runs, what was logged already."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bulk")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="bulk-beside")
+        self._works: dict[Hashable, asyncio.Future[Any]] = {}
         self._tokenizers: dict[str, Tokenizer] = {BYTES: load_tokenizer(BYTES)}
         self._retry_at: dict[str, float] = {}
         self._cards: dict[str, CardReader] = {}
@@ -62,8 +66,9 @@ class BulkPool:
         self._documents: OrderedDict[tuple[str, int, int], Document] = OrderedDict()
 
     def close(self) -> None:
-        """Ends the thread after its present work."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads after their present work."""
+        for thread in (self._thread, self._beside):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def keep_ms(self) -> int:
@@ -88,9 +93,44 @@ class BulkPool:
         """Returns the scripts of a shard."""
         return self._scripts.setdefault(keys.shard, Scripts(self.client, keys))
 
-    async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Runs something heavy off the event loop; tokenizers meet one thread only."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def in_thread(
+        self, what: Hashable, work: Callable[[], _T], wait_s: float | None = None
+    ) -> _T | None:
+        """Runs something heavy off the event loop; tokenizers meet one thread only.
+
+        The thread serves all runs, and a large document takes it for long. So nobody
+        has to wait it out: the work goes on, and who asks again is given its result.
+
+        Args:
+            what: Names the work.
+            work: Does it.
+            wait_s: Longest wait, the work of others before it included; None for any.
+
+        Returns:
+            What `work` gives, once; None while it is not done.
+        """
+        future = self._works.get(what)
+        if future is None:
+            self._forget_works()
+            loop = asyncio.get_running_loop()
+            future = self._works[what] = loop.run_in_executor(self._thread, work)
+        done, _ = await asyncio.wait([future], timeout=wait_s)
+        if not done:
+            return None
+        self._works.pop(what, None)
+        return cast("_T", future.result())
+
+    def _forget_works(self) -> None:
+        """Lets go of results that nobody has come for: their runs are gone."""
+        done = [what for what, future in self._works.items() if future.done()]
+        for what in done[: max(0, len(done) - MOST_WORKS)]:
+            future = self._works.pop(what)
+            if not future.cancelled() and (error := future.exception()) is not None:
+                _log.warning("bulk_work_failed", error=str(error))
+
+    async def beside(self, work: Callable[[], _T]) -> _T:
+        """Runs something off the event loop that is short and has no tokenizer."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
     async def card(self, model: str) -> ModelCard | None:
         """Returns what workers say of a model; None while none has ever started."""
@@ -131,12 +171,14 @@ class BulkPool:
             _log.warning("tokenizer_missing", model=model, tokenizer=name)
             return
         try:
-            made = await self.in_thread(partial(load_tokenizer, bundle))
+            work = partial(load_tokenizer, bundle)
+            made = await self.in_thread(("tokenizer", name), work)
         except (ModelLoadError, ProtocolError) as error:
             _log.error("tokenizer_unusable", model=model, error=str(error))
             return
-        _log.info("tokenizer_loaded", model=model, tokenizer=name)
-        self._tokenizers[name] = made
+        if made is not None:
+            _log.info("tokenizer_loaded", model=model, tokenizer=name)
+            self._tokenizers[name] = made
 
     async def upload(self, jobs: Sequence[NewJob]) -> None:
         """Puts inputs by reference where their jobs will look for them.

@@ -8,11 +8,12 @@ import msgspec
 from ...shared.bulk.job_ids import Place, place_of
 from ...shared.bulk.messages import Outcome, RunSpec, Settled
 from ...shared.bulk.writes import NewOutcome, Opening, RunWrites
-from ...shared.errors import InvalidRequest
 from ...shared.lifecycle import State
 from ...shared.messages import JobClass, JobError, Prompt
 from ...shared.new_job import new_job
 from ...shared.script_types import NewJob
+from ..outage import REDIS_ERRORS
+from .faults import as_job_error
 from .items import Standing, standings
 from .pool import BulkPool
 from .results import Ended, let_go
@@ -132,8 +133,11 @@ class Requests:
             try:
                 card = await self._pool.card(prompt.model)
                 made = new_job(prompt, card, settings, place.unique)
-            except InvalidRequest as error:
-                refused[seq] = JobError(error.code, error.problem, error.field)
+            except REDIS_ERRORS:
+                raise
+            except Exception as error:  # noqa: BLE001 - any fault is this item's alone
+                run = self._writes.keys.run
+                refused[seq] = as_job_error(error, run=run, seq=seq)
                 continue
             jobs[seq] = msgspec.structs.replace(made, keep_ms=self._pool.job_keep_ms)
         return jobs, refused

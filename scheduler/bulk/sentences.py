@@ -4,6 +4,10 @@ Rules rather than a trained model: a sentence ends at a mark that ends sentences
 blank line, and before a line that begins a list item, heading, quote or table row. A
 sentence that is cut too late only makes a window's border coarser; one that is cut too
 early splits a thought, so abbreviations and initials do not end one.
+
+Every pattern takes time in proportion to the text, whatever stands in it: a search
+that is running cannot be interrupted. So repeats give nothing back (`++`, `*+`), and
+none may begin in the midst of a run that it would have to read to its end.
 """
 
 import re
@@ -18,12 +22,12 @@ _LINE: Final = re.compile(
     r"\n(?=[^\S\n]*(?:[-*+•‣▪·—\u2013]\s|\d{1,3}[.)]\s|#{1,6}\s|>|\||```|~~~))"
 )
 """Before a line that stands for itself."""
-_HEADING: Final = re.compile(r"[^\S\n]*#{1,6}\s[^\n]*\n")
-_RULE: Final = re.compile(r"\n(?:={3,}|-{3,}|~{3,}|\^{3,})[^\S\n]*(?:\n|$)")
+_HEADING: Final = re.compile(r"(?m:^)[^\S\n]*+#{1,6}\s[^\n]*+\n")
+_RULE: Final = re.compile(r"\n(?:={3,}+|-{3,}+|~{3,}+|\^{3,}+)[^\S\n]*+(?:\n|$)")
 """Under a heading of reStructuredText or Markdown."""
 _END: Final = re.compile(
-    r"[.!?…‽]+[\"'”\u2019»)\]}]*(?=\s)"  # followed by white space
-    r"|[。！？｡．؟۔।॥։።]+[\"'”\u2019»)\]}」』）】]*"  # noqa: RUF001 - those of other scripts
+    r"(?<![.!?…‽])[.!?…‽]++[\"'”\u2019»)\]}]*+(?=\s)"  # before white space
+    r"|[。！？｡．؟۔।॥։።]++[\"'”\u2019»)\]}」』）】]*+"  # noqa: RUF001 - those of other scripts
 )
 _ABBREVIATIONS: Final = frozenset(
     (
@@ -77,9 +81,10 @@ def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    borders = {match.start() for match in _LINE.finditer(text, start, end)}
-    borders |= {match.end() for match in _HEADING.finditer(text, start, end)}
-    borders |= {match.end() for match in _RULE.finditer(text, start, end)}
+    block = text[start:end]  # where it begins, a line does
+    borders = {start + match.start() for match in _LINE.finditer(block)}
+    borders |= {start + match.end() for match in _HEADING.finditer(block)}
+    borders |= {start + match.end() for match in _RULE.finditer(block)}
     for border in sorted(b for b in borders if start < b < end):
         yield start, border
         start = border

@@ -10,7 +10,8 @@ stands in the run, and the sweep finds it.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
 import arq
@@ -67,13 +68,10 @@ async def advance_run(context: dict[str, Any], run: str) -> None:
     if run in pool.busy:
         return  # its mark expired while this very process was still at it
     pool.busy.add(run)
-    renewing = asyncio.create_task(_renew(pool.client, str(context["job_id"])))
     try:
-        pause_s = await _pass(pool, run)
+        async with _in_progress(pool.client, str(context["job_id"])):
+            pause_s = await _pass(pool, run)
     finally:
-        renewing.cancel()
-        # What ended it early, an outage, is met by the pass itself.
-        await asyncio.gather(renewing, return_exceptions=True)
         pool.busy.discard(run)
     if pause_s is not None:
         raise Retry(defer=pause_s or None)
@@ -91,17 +89,39 @@ async def _pass(pool: BulkPool, run: str) -> float | None:
         return BROKEN_S
 
 
-async def _renew(client: "redis.asyncio.Redis", job_id: str) -> None:
-    while True:
-        await asyncio.sleep(RENEW_S)
-        key = f"{in_progress_key_prefix}{job_id}"
-        await client.pexpire(key, round(IN_PROGRESS_S * 1000))
+@asynccontextmanager
+async def _in_progress(
+    client: "redis.asyncio.Redis", job_id: str
+) -> AsyncIterator[None]:
+    """Renews a task's mark; on leaving none is on its way that arq does not remove."""
+    ended = asyncio.get_running_loop().create_future()
+    renewing = asyncio.create_task(_renew(client, job_id, ended))
+    try:
+        yield
+    finally:
+        ended.set_result(None)
+        await renewing
+
+
+async def _renew(
+    client: "redis.asyncio.Redis", job_id: str, ended: "asyncio.Future[None]"
+) -> None:
+    key = f"{in_progress_key_prefix}{job_id}"
+    while not (await asyncio.wait([ended], timeout=RENEW_S))[0]:
+        try:
+            # Set anew: one that has expired while this process was held up comes back.
+            await client.set(key, "1", px=round(IN_PROGRESS_S * 1000))
+        except REDIS_ERRORS as error:
+            # The task meets the outage itself.
+            _log.debug("bulk_mark_not_renewed", task=job_id, error=str(error))
 
 
 async def sweep_runs(context: dict[str, Any]) -> None:
     """Arq task: see `sweep`."""
     pool = cast("BulkPool", context[POOL_FIELD])
-    num_open = await sweep(pool)
+    # A large pool takes longer than the mark lives.
+    async with _in_progress(pool.client, str(context["job_id"])):
+        num_open = await sweep(pool)
     _log.debug("bulk_swept", open_runs=num_open)
 
 

@@ -8,8 +8,9 @@ import structlog
 from ...shared.bulk.job_ids import place_of
 from ...shared.bulk.keys import RUN_ID, RUNS
 from ...shared.bulk.messages import RunView
-from ...shared.bulk.store import views
+from ...shared.bulk.store import look, pass_over
 from ...shared.bulk.writes import RunWrites
+from ...shared.errors import ProtocolError
 from ...shared.lifecycle import TERMINAL
 from ...shared.redis import translate
 from ...shared.script_runner import text
@@ -42,8 +43,10 @@ async def sweep(pool: BulkPool) -> int:
     num_open = 0
     for first in range(0, len(runs), PAGE):
         part = runs[first : first + PAGE]
-        for run, view in zip(part, await views(pool.client, part), strict=True):
-            if view is None:
+        for run, view in zip(part, await look(pool.client, part), strict=True):
+            if isinstance(view, ProtocolError):
+                pass_over(run, view)
+            elif view is None:
                 await pool.client.zrem(RUNS, run)
                 _log.info("bulk_run_forgotten", run=run)
             elif view.state in ("open", "cancelling") or view.open_jobs:
@@ -82,7 +85,7 @@ async def _renew(
         seqs = {int(one) for one in ready}
         seqs |= {place.seq for i in opened if (place := place_of(i)) is not None}
         pipe = pool.client.pipeline(transaction=False)
-        for name in (*keys.all_but_items, *map(keys.item, sorted(seqs))):
+        for name in map(keys.item, sorted(seqs)):
             pipe.pexpire(name, pool.keep_ms)
-        pipe.hset(keys.record, "renewed_ms", str(view.now_ms))
         await pipe.execute()
+    await writes.set_renewed()

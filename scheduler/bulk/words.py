@@ -8,12 +8,27 @@ from .sentences import sentences
 KEPT: Final = 0.5
 """A text that is too long is cut at a sentence where that keeps this much of what is
 allowed, otherwise at a word."""
-_WORD: Final = re.compile(r"\S+")
+LONGEST: Final = 32
+"""Characters of one word; what is longer counts as several, so that a limit of words is
+one of characters, too."""
+_HAN: Final = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+)
+"""Chinese and Japanese: a character counts as a word."""
+_THAI: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+"""Thai, Lao, Burmese and Khmer: no spaces either, and some four characters a word."""
+_WORD: Final = re.compile(
+    rf"[{_HAN}]|[{_THAI}]{{1,4}}+|[^\s{_HAN}{_THAI}]{{1,{LONGEST}}}+"
+)
 
 
 def num_words(text: str) -> int:
-    """Returns the number of words: runs of characters without white space."""
-    return len(text.split())
+    """Returns the number of words.
+
+    Args:
+        text: Any text; where a script has no spaces, its characters are counted.
+    """
+    return sum(1 for _ in _WORD.finditer(text))
 
 
 def limit_words(text: str, most: int) -> str:

@@ -13,8 +13,6 @@ from ..keys import JobId, partition_of
 MOST_SEQ: Final = 36**7 - 1
 """Items of a run are numbered from 0 to this."""
 MOST_GENERATION: Final = 36**2 - 1
-MOST_LEVEL: Final = 35
-MOST_INDEX: Final = 36**4 - 1
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _UNIQUE: Final = re.compile(
     r"b(?P<run>[a-z0-9]{10})(?P<seq>[0-9a-z]{7})(?P<generation>[0-9a-z]{2})"

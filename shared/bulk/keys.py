@@ -84,11 +84,6 @@ class RunKeys:
         return f"{self.prefix}out"
 
     @property
-    def wake(self) -> str:
-        """channel, one message whenever items settle."""
-        return f"{self.prefix}wake"
-
-    @property
     def all_but_items(self) -> tuple[str, ...]:
         """Every key besides those of items."""
         return (

@@ -75,6 +75,9 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From 0, in the order of the input."""
     generation: int = 0
     """Raised when an item that failed is tried again."""
+    replaces: Literal["failed", "cancelled"] | None = None
+    """How the generation before settled, if this run has counted it: what comes now
+    takes its place in the counters."""
     custom_id: str = ""
     prompt: Prompt | None = None
     """Model and sampling as given; tenant and class are the run's."""
@@ -145,12 +148,15 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     spec: RunSpec
     state: RunState
     total: int | None = None
-    """Items of the input, once the driver knows."""
+    """Items in all, once the driver has fed the last; of those that Redis knows of,
+    where it has lost the record of earlier ones."""
     fed: int = 0
     settled: int = 0
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    refused: int = 0
+    """Lines of the input that could not be items, as the driver counts them."""
     acknowledged: int = 0
     open_jobs: int = 0
     ready_items: int = 0
@@ -167,9 +173,16 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Something was fed or settled."""
     driver_ms: int = 0
     """The driver's last sign of life."""
+    left_ms: int = 0
+    """The driver said that it leaves."""
     renewed_ms: int = 0
     """Its items were last renewed all together."""
     now_ms: int = 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the driver has said goodbye since it was last heard of."""
+        return self.left_ms >= self.driver_ms > 0
 
     @property
     def in_redis(self) -> int:

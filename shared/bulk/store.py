@@ -23,7 +23,10 @@ from .messages import (
 )
 from .scripts import call
 from .views import list_runs as list_runs
+from .views import look as look
 from .views import orchestrator_alive as orchestrator_alive
+from .views import pass_over as pass_over
+from .views import sorted_out as sorted_out
 from .views import views as views
 
 KEEP_MS: Final = 604_800_000
@@ -62,7 +65,7 @@ class RunStore:
         self._keep_ms = keep_ms
 
     async def create(self, spec: RunSpec) -> bool:
-        """Records the run. Safe to repeat.
+        """Records the run, or goes on with it: there may be more items. Safe to repeat.
 
         Returns:
             False when it was there before.
@@ -120,10 +123,10 @@ class RunStore:
 
     async def _feed(self, items: Sequence[tuple[Item, bytes]]) -> list[FeedStatus]:
         keys = [self.keys.record, self.keys.ready, self.keys.out]
-        args: list[bytes | int] = [self._keep_ms]
+        args: list[Argument] = [self._keep_ms]
         for item, body in items:
             keys.append(self.keys.item(item.seq))
-            args += (item.seq, item.generation, body)
+            args += (item.seq, item.generation, body, item.replaces or "")
         reply = await call(self._redis, "bulk_feed", keys, args)
         if not isinstance(reply, list):
             raise self._unknown()
@@ -176,13 +179,13 @@ class RunStore:
             gone += int(cast("int", reply))
         return gone
 
-    async def set_total(self, total: int) -> None:
-        """Says how many items the input has; the run is complete once they settled.
+    async def set_total(self) -> None:
+        """Says that all items were fed; the run is complete once they have settled.
 
         Raises:
             UnknownRun: The run has expired.
         """
-        await self._set("total", total)
+        await self._set("total")
         await self._mark_dirty()
 
     async def beat(self) -> RunState:
@@ -196,8 +199,27 @@ class RunStore:
         """
         return await self._set("beat")
 
+    async def leave(self) -> RunState:
+        """Says that the driver ends, before the run does or with it.
+
+        Raises:
+            UnknownRun: The run has expired.
+        """
+        return await self._set("leave")
+
+    async def set_refused(self, count: int) -> RunState:
+        """Says how many lines of the input could not be items.
+
+        Raises:
+            UnknownRun: The run has expired.
+        """
+        return await self._set("refused", count)
+
     async def cancel(self) -> RunState:
         """Ends the run: open jobs are cancelled, items settle as cancelled.
+
+        Returns:
+            `complete` for one that is over: there is nothing to cancel.
 
         Raises:
             UnknownRun: There is no such run.
@@ -214,10 +236,10 @@ class RunStore:
         """
         return await self._set("reopen")
 
-    async def _set(self, what: str, *args: int) -> RunState:
-        keys = (self.keys.record, self.keys.wake, *self.keys.all_but_items[1:])
-        words: list[Argument] = [self._keep_ms, what, *args]
-        reply = text(await call(self._redis, "bulk_set", keys, words))
+    async def _set(self, what: str, *more: int) -> RunState:
+        args: list[Argument] = [self._keep_ms, what, *more]
+        raw = await call(self._redis, "bulk_set", self.keys.all_but_items, args)
+        reply = text(raw)
         if reply == "unknown":
             raise self._unknown()
         return cast("RunState", reply)

@@ -1,10 +1,12 @@
 """Runs as they are now: one record each, read in one round trip for many."""
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 import redis.asyncio
+import structlog
+from redis.exceptions import ResponseError
 
 from ..errors import ProtocolError
 from ..redis import translate
@@ -13,6 +15,10 @@ from .keys import ALIVE, RUN_ID, RUNS, RunKeys
 from .messages import VERSION, RunSpec, RunState, RunView
 
 _spec_decoder: Final = msgspec.json.Decoder(RunSpec)
+_MOST_PASSED_OVER: Final = 1000
+_passed_over: set[str] = set()
+"""Runs that were said to be unreadable."""
+_log = structlog.get_logger(__name__)
 
 
 async def list_runs(redis: "redis.asyncio.Redis", *, limit: int = 100) -> list[RunView]:
@@ -22,11 +28,47 @@ async def list_runs(redis: "redis.asyncio.Redis", *, limit: int = 100) -> list[R
         redis: Client; replies are bytes.
         limit: Most to return.
     """
+    found, unreadable = await sorted_out(redis, limit=limit)
+    for run, error in unreadable.items():
+        pass_over(run, error)
+    return found
+
+
+async def sorted_out(
+    redis: "redis.asyncio.Redis", *, limit: int
+) -> tuple[list[RunView], dict[str, ProtocolError]]:
+    """Returns the newest runs, the newest first, and apart what cannot be read.
+
+    Args:
+        redis: Client; replies are bytes.
+        limit: Most to look at.
+    """
     with translate():
         names = await redis.zrevrange(RUNS, 0, limit - 1)
-    runs = [text(name) for name in names]
-    found = await views(redis, [run for run in runs if RUN_ID.fullmatch(run)])
-    return [view for view in found if view is not None]
+    runs = [run for name in names if RUN_ID.fullmatch(run := text(name))]
+    found: list[RunView] = []
+    unreadable: dict[str, ProtocolError] = {}
+    for run, view in zip(runs, await look(redis, runs), strict=True):
+        if isinstance(view, ProtocolError):
+            unreadable[run] = view
+        elif view is not None:
+            found.append(view)
+    return found, unreadable
+
+
+def pass_over(run: str, error: ProtocolError) -> None:
+    """Says once of each run that it is left out, since its record cannot be read."""
+    if run not in _passed_over:
+        if len(_passed_over) >= _MOST_PASSED_OVER:
+            _passed_over.clear()
+        _passed_over.add(run)
+        _log.warning(
+            "bulk_run_unreadable",
+            run=run,
+            error=str(error),
+            cure="upgrade tokenmill here if the run is of a later release; else what "
+            "wrote it was not tokenmill",
+        )
 
 
 async def orchestrator_alive(redis: "redis.asyncio.Redis") -> bool:
@@ -38,7 +80,31 @@ async def orchestrator_alive(redis: "redis.asyncio.Redis") -> bool:
 async def views(
     redis: "redis.asyncio.Redis", runs: Sequence[str]
 ) -> list[RunView | None]:
-    """Returns these runs as they are now; None for one that is unknown."""
+    """Returns these runs as they are now; None for one that is unknown.
+
+    Raises:
+        ProtocolError: A record is not in our format, or of a later version.
+    """
+    found: list[RunView | None] = []
+    for view in await look(redis, runs):
+        if isinstance(view, ProtocolError):
+            raise view
+        found.append(view)
+    return found
+
+
+async def look(
+    redis: "redis.asyncio.Redis", runs: Sequence[str]
+) -> list[RunView | ProtocolError | None]:
+    """Returns these runs as they are now, each for itself.
+
+    Args:
+        redis: Client; replies are bytes.
+        runs: Their ids.
+
+    Returns:
+        None for one that is unknown, an error for one that cannot be read.
+    """
     calls: list[tuple[str, ...]] = []
     for run in runs:
         keys = RunKeys(run)
@@ -52,14 +118,30 @@ async def views(
         pipe.time()
         for words in calls:
             pipe.execute_command(*words)
-        (seconds, micros), *rows = await pipe.execute()
+        (seconds, micros), *rows = await pipe.execute(raise_on_error=False)
+        for reply in rows:
+            if isinstance(reply, Exception) and not _is_of_another_type(reply):
+                raise reply
     now = int(seconds) * 1000 + int(micros) // 1000
-    return [
-        _view(run, *three, now) if three[0] else None
-        for run, three in zip(
-            runs, zip(rows[0::3], rows[1::3], rows[2::3], strict=True), strict=True
-        )
-    ]
+    threes = zip(rows[0::3], rows[1::3], rows[2::3], strict=True)
+    return [_seen(run, three, now) for run, three in zip(runs, threes, strict=True)]
+
+
+def _is_of_another_type(reply: Exception) -> bool:
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
+
+
+def _seen(run: str, three: Sequence[Any], now: int) -> RunView | ProtocolError | None:
+    for reply in three:
+        if isinstance(reply, Exception):
+            return ProtocolError(f"a key of bulk run {run} is of another type: {reply}")
+    record, num_open, num_ready = three
+    if not record:
+        return None
+    try:
+        return _view(run, record, num_open, num_ready, now)
+    except ProtocolError as error:
+        return error
 
 
 def _view(

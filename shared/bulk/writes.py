@@ -29,6 +29,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...]
     fields: Mapping[str, str] = {}
     """Of the item, written with it."""
+    windows: int = 0
+    """Added to the run's count."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +98,7 @@ class RunWrites:
                 "more": one.more,
                 "ids": one.ids,
                 "set": one.fields,
+                "windows": one.windows,
             }
             for one in openings
         ]
@@ -138,7 +141,7 @@ class RunWrites:
         if not outcomes:
             return []
         k = self.keys
-        keys = [k.record, k.ready, k.open, k.unsent, k.ended, k.out, k.wake]
+        keys = [k.record, k.ready, k.open, k.unsent, k.ended, k.out]
         keys += [k.item(one.outcome.seq) for one in outcomes]
         facts = [
             {
@@ -198,14 +201,6 @@ class RunWrites:
             with translate():
                 await self._redis.zrem(self.keys.ready, *seqs)
 
-    async def add_windows(self, number: int) -> None:
-        """Adds to the run's count of windows."""
-        with translate():
-            await cast(
-                "object",
-                self._redis.hincrby(self.keys.record, "windows", number),  # type: ignore[misc]
-            )
-
     async def ready(self, count: int) -> list[int]:
         """Returns the first items with something to be done."""
         with translate():
@@ -233,8 +228,19 @@ class RunWrites:
 
     async def set_cancelled(self) -> RunState:
         """Notes that everything of a run that was to be cancelled has settled."""
-        keys = (self.keys.record, self.keys.wake, *self.keys.all_but_items[1:])
-        reply = await call(self._redis, "bulk_set", keys, (self._keep_ms, "settled"))
+        return await self._set("settled")
+
+    async def set_renewed(self) -> None:
+        """Notes that the run's items were renewed."""
+        await self._set("renewed")
+
+    async def set_announced(self, end: str) -> None:
+        """Notes the end that was told last."""
+        await self._set("announced", end)
+
+    async def _set(self, *words: str) -> RunState:
+        args: list[Argument] = [self._keep_ms, *words]
+        reply = await call(self._redis, "bulk_set", self.keys.all_but_items, args)
         return cast("RunState", text(reply))
 
     async def mark_dirty(self) -> None:

@@ -1,4 +1,5 @@
--- bulk_create: makes a run's record, once.
+-- bulk_create: makes a run's record, once; a driver begins, so that how many items there
+-- are is open until it has fed them all.
 --
 -- KEYS 1 run  hash  the spec and the counters
 -- ARGV 1 ms to live, 2 JSON RunSpec
@@ -8,7 +9,11 @@
 local before = redis.call('HGET', KEYS[1], 'spec')
 if before then
   touch(KEYS[1])
-  return before == ARGV[2] and 'known' or 'other'
+  if before ~= ARGV[2] then
+    return 'other'
+  end
+  redis.call('HDEL', KEYS[1], 'total')
+  return 'known'
 end
 local now = now_ms()
 redis.call(

@@ -4,31 +4,34 @@
 --      2 ready  zset    seq -> seq of items with something to be done
 --      3 out    stream  outcomes that are not acknowledged
 --      then one for each item: item:<seq>  hash
--- ARGV 1 ms to live; then three for each item: seq, generation, JSON Item
+-- ARGV 1 ms to live; then four for each item: seq, generation, JSON Item, and how the
+--      generation before settled in this run (failed, cancelled), where its outcome is
+--      acknowledged, else empty
 -- Returns unknown (no such run), or one word for each item: new, known (this generation
 --      or a later one was fed before, or an earlier one has not settled), closed (the
 --      run is cancelled).
 --include bulk
 --include clock
-local HEAD, WIDTH = 3, 3
+local HEAD, WIDTH = 3, 4
 local count = #KEYS - HEAD
 if #ARGV ~= 1 + count * WIDTH then
-  return redis.error_reply('ERR tokenmill bulk_feed: expected 3 arguments an item')
+  return redis.error_reply('ERR tokenmill bulk_feed: expected 4 arguments an item')
 end
-local run = redis.call('HMGET', KEYS[1], 'state', 'failed', 'cancelled')
-if not run[1] then
+local STATES = { 'succeeded', 'failed', 'cancelled' }
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then
   return 'unknown'
 end
 local replies, fed, unread = {}, 0, 0
-local failed, cancelled = tonumber(run[2] or '0'), tonumber(run[3] or '0')
-local again = { failed = 0, cancelled = 0 }
+local left, again = {}, {}
+for i, count_of in ipairs(redis.call('HMGET', KEYS[1], unpack(STATES))) do
+  left[STATES[i]], again[STATES[i]] = tonumber(count_of or '0'), 0
+end
 
--- A later generation takes the place of one that settled before.
-local function count_new(generation)
-  if generation > 0 and failed - again.failed > 0 then
-    again.failed = again.failed + 1
-  elseif generation > 0 and cancelled - again.cancelled > 0 then
-    again.cancelled = again.cancelled + 1
+-- A later generation takes the place of one that settled before and was counted.
+local function count_new(settled_as)
+  if again[settled_as] and again[settled_as] < left[settled_as] then
+    again[settled_as] = again[settled_as] + 1
   else
     fed = fed + 1
   end
@@ -37,9 +40,9 @@ end
 for i = 1, count do
   local key, at = KEYS[HEAD + i], 1 + (i - 1) * WIDTH
   local seq, generation, body = ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
-  local before = redis.call('HMGET', key, 'generation', 'state', 'entry')
+  local before = redis.call('HMGET', key, 'generation', 'state', 'entry', 'as')
   local older = before[1] and tonumber(before[1]) < generation
-  if run[1] ~= 'open' then
+  if state ~= 'open' then
     replies[i] = 'closed'
   elseif before[1] and not (older and before[2] == 'settled') then
     replies[i] = 'known'
@@ -55,7 +58,7 @@ for i = 1, count do
       'item', body
     )
     touch(key)
-    count_new(generation)
+    count_new(before[4] or ARGV[at + 4])
     replies[i] = 'new'
   end
 end
@@ -66,11 +69,14 @@ local function lower(counter, by)
   end
 end
 
+local replaced = 0
+for name, number in pairs(again) do
+  lower(name, number)
+  replaced = replaced + number
+end
 redis.call('HINCRBY', KEYS[1], 'fed', fed)
-lower('settled', again.failed + again.cancelled)
-lower('acknowledged', again.failed + again.cancelled - unread)
-lower('failed', again.failed)
-lower('cancelled', again.cancelled)
+lower('settled', replaced)
+lower('acknowledged', replaced - unread)
 redis.call('HSET', KEYS[1], 'updated_ms', now_ms(), 'driver_ms', now_ms())
 touch(KEYS[1], KEYS[2])
 return replies

@@ -7,7 +7,8 @@
 --      then one for each item: item:<seq>  hash
 -- ARGV 1 ms to live, 2 JSON array, for each item: seq, generation, from (the item's
 --      cursor as last read), to (its next value), more (whether the item has jobs left
---      to be opened), ids, set (fields of the item to be written)
+--      to be opened), ids, set (fields of the item to be written), windows (added to
+--      the run's count)
 -- Returns 1 for each item, or 0 when it has moved meanwhile; nothing was changed then.
 --include bulk
 local HEAD = 4
@@ -32,6 +33,9 @@ for i, item in ipairs(items) do
     end
     if not item.more then
       redis.call('ZREM', KEYS[2], item.seq)
+    end
+    if item.windows > 0 then
+      redis.call('HINCRBY', KEYS[1], 'windows', item.windows)
     end
     touch(key)
     replies[i] = 1

@@ -36,11 +36,14 @@ for i, job in ipairs(jobs) do
     touch(key)
   end
 end
-redis.call('HINCRBY', KEYS[1], 'jobs', new)
-redis.call('HINCRBY', KEYS[1], 'prompt_tokens', prompt)
-redis.call('HINCRBY', KEYS[1], 'completion_tokens', completion)
-redis.call('HINCRBY', KEYS[1], 'fell_back', fell_back)
-redis.call('HSET', KEYS[1], 'updated_ms', now_ms())
+-- A record that has expired is not made again of counters alone.
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HINCRBY', KEYS[1], 'jobs', new)
+  redis.call('HINCRBY', KEYS[1], 'prompt_tokens', prompt)
+  redis.call('HINCRBY', KEYS[1], 'completion_tokens', completion)
+  redis.call('HINCRBY', KEYS[1], 'fell_back', fell_back)
+  redis.call('HSET', KEYS[1], 'updated_ms', now_ms())
+end
 for at = 3, 5 do
   each_part('SREM', KEYS[at], ids)
 end

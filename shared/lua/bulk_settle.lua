@@ -6,7 +6,6 @@
 --      4 unsent  set      those that may not have been enqueued yet
 --      5 ended   set      those that are known to have ended
 --      6 out     stream   outcomes that are not acknowledged
---      7 wake    channel  told when items settle
 --      then one for each item: item:<seq>  hash
 -- ARGV 1 ms to live, 2 JSON array, for each item: seq, generation, state (succeeded,
 --      failed, cancelled), ids (its jobs that may be open), and what is added to the
@@ -14,7 +13,7 @@
 -- Returns 1 for each item that settled now, else 0.
 --include bulk
 --include clock
-local HEAD = 7
+local HEAD = 6
 local count = #KEYS - HEAD
 local items = entries_of(ARGV[2], count)
 if not items or #ARGV ~= 2 + count then
@@ -36,7 +35,8 @@ for i, item in ipairs(items) do
     local entry = redis.call('XADD', KEYS[6], '*', 'o', ARGV[2 + i])
     redis.call('DEL', key)
     redis.call(
-      'HSET', key, 'generation', item.generation, 'state', 'settled', 'entry', entry
+      'HSET', key, 'generation', item.generation, 'state', 'settled', 'entry', entry,
+      'as', item.state
     )
     touch(key)
     redis.call('ZREM', KEYS[2], item.seq)
@@ -59,7 +59,6 @@ if settled > 0 then
     redis.call('HINCRBY', KEYS[1], name, number)
   end
   redis.call('HSET', KEYS[1], 'updated_ms', now_ms())
-  redis.call('PUBLISH', KEYS[7], settled)
 end
 touch(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
 return replies

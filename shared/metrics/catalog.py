@@ -141,6 +141,13 @@ ACTIVE: Final = Gauge(
     kinds=SCHEDULER,
 )
 
+LEFT_OUT: Final = Gauge(
+    "tokenmill_gauges_left_out",
+    "Whether there is more of something than the queue gauges count (1).",
+    "what",
+    kinds=SCHEDULER,
+)
+
 # --- worker ---------------------------------------------------------------------------
 INTER_TOKEN: Final = Histogram(
     "tokenmill_inter_token_seconds",

@@ -52,7 +52,9 @@ class Counter(Instrument):
         self, name: str, help_text: str, *labels: str, kinds: tuple[str, ...]
     ) -> None:
         super().__init__(name, help_text, *labels, kinds=kinds)
-        self.values: dict[Labels, float] = {}
+        # A counter that first shows at 1 has no rise until it is 2.
+        starts = self.kind == "counter" and not labels
+        self.values: dict[Labels, float] = {(): 0.0} if starts else {}
 
     def add(self, *labels: str, by: float = 1) -> None:
         """Adds to the series with these label values, in order."""
@@ -84,11 +86,17 @@ class Gauge(Counter):
 class Series:
     """One label set of a histogram."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, num_bounds: int) -> None:
-        self.counts = [0] * (num_bounds + 1)
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts a value in its bucket, `times` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
 
 class Histogram(Instrument):
@@ -124,10 +132,13 @@ class Histogram(Instrument):
             *labels: Label values, in order.
             times: How often it occurred.
         """
+        (self.series.get(labels) or self.of(*labels)).observe(value, times)
+
+    def of(self, *labels: str) -> Series:
+        """Returns the series with these label values, which a hot path may keep."""
         one = self.series.get(labels)
         if one is None:
             if len(self.series) >= MOST_SERIES or len(labels) != len(self.labels):
                 labels = self._other(labels)
-            one = self.series.setdefault(labels, Series(len(self.bounds)))
-        one.counts[bisect_left(self.bounds, value)] += times
-        one.total += value * times
+            one = self.series.setdefault(labels, Series(self.bounds))
+        return one

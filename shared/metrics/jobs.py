@@ -1,8 +1,50 @@
 """Counts a job that ended, where its log line is written: once, whoever ended it."""
 
-from ..messages import JobResult
-from .catalog import FIRST_TOKEN, LATENCY, PROMPT_TOKENS, QUEUE_WAIT, REQUESTS
+from functools import lru_cache
+from typing import Final
+
+from ..messages import JobClass, JobResult
+from .catalog import (
+    DEAD,
+    DISPATCHED,
+    FIRST_TOKEN,
+    LATENCY,
+    LEASES_LOST,
+    PROMPT_TOKENS,
+    QUEUE_WAIT,
+    REQUESTS,
+)
+from .instruments import Series
 from .labels import model_label
+
+END_STATES: Final = ("succeeded", "failed", "cancelled", "expired")
+"""What a job may end as."""
+
+
+@lru_cache(maxsize=256)
+def _series(model: str, job_class: str) -> tuple[Series, Series, Series]:
+    """The histograms of jobs of one kind, found once."""
+    return (
+        LATENCY.of(model),
+        FIRST_TOKEN.of(model, job_class),
+        QUEUE_WAIT.of(model, job_class),
+    )
+
+
+def begin_counting(model: str) -> None:
+    """Shows a scheduler's counters of a model before there is anything to count.
+
+    One that first shows at n has no rise to n, so no alert would see the first event.
+
+    Args:
+        model: As `model_label` has it.
+    """
+    for state in END_STATES:
+        REQUESTS.add(model, state, by=0)
+    for job_class in JobClass:
+        DISPATCHED.add(model, str(job_class), by=0)
+    LEASES_LOST.add(model, by=0)
+    DEAD.add(model, by=0)
 
 
 def count_end(result: JobResult, job_class: str, prompt_tokens: int) -> None:
@@ -14,11 +56,12 @@ def count_end(result: JobResult, job_class: str, prompt_tokens: int) -> None:
         prompt_tokens: Of its prompt.
     """
     model, timings = model_label(result.model), result.timings
+    latency, first_token, queue_wait = _series(model, job_class)
     REQUESTS.add(model, result.state)
     if timings.total_ms is not None and result.state == "succeeded":
-        LATENCY.observe(timings.total_ms / 1000, model)
+        latency.observe(timings.total_ms / 1000)
     if timings.ttft_ms is not None:
-        FIRST_TOKEN.observe(timings.ttft_ms / 1000, model, job_class)
+        first_token.observe(timings.ttft_ms / 1000)
     if timings.queued_ms is not None:
-        QUEUE_WAIT.observe(timings.queued_ms / 1000, model, job_class)
+        queue_wait.observe(timings.queued_ms / 1000)
         PROMPT_TOKENS.add(model, job_class, by=prompt_tokens)

@@ -15,6 +15,7 @@ from ..announcing import keep_announced
 from ..config import Config, MetricsConfig
 from ..outage import REDIS_ERRORS
 from ..process_card import Kind, ProcessCard, make_card
+from .catalog import REDIS_AWAY
 from .labels import know
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ async def shown(
     models: Iterable[str] = (),
     refresh: Sequence[Refresh] = (),
     ask: Ask | None = None,
+    address: str | None = None,
 ) -> AsyncIterator[ProcessCard]:
     """Announces this process and serves its metrics, for the length of a block.
 
@@ -64,10 +66,12 @@ async def shown(
         models: Further models that may be labels.
         refresh: Called at each scrape, on another thread.
         ask: Awaited at each scrape, on this loop, before the gauges are read.
+        address: Where this process answers over HTTP besides, if it is a gateway.
     """
     know(model.name for model in config.models)
     know(models)
-    card = make_card(kind, name=name)
+    REDIS_AWAY.add(by=0)
+    card = make_card(kind, name=name, address=address)
     before = [*refresh]
     if ask is not None:
         before.append(_on_loop(ask, asyncio.get_running_loop()))
@@ -115,6 +119,8 @@ def _on_loop(ask: Ask, loop: asyncio.AbstractEventLoop) -> Refresh:
                 await ask()
         except REDIS_ERRORS as error:
             _log.debug("scrape_without_redis", error=str(error) or repr(error))
+        except Exception:  # noqa: BLE001 - all else that is shown needs nobody asked
+            _log.exception("scrape_incomplete")
 
     def refresh() -> None:
         work = asked()

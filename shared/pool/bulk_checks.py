@@ -1,11 +1,14 @@
 """What `tokenmill doctor` says of bulk runs: which are open, and why one is stuck."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import redis.asyncio
 
 from ..bulk.messages import RunView
-from ..bulk.store import list_runs, orchestrator_alive
+from ..bulk.store import orchestrator_alive, sorted_out
+from ..config import Config
+from ..errors import ProtocolError
 from ..redis import Finding
 
 QUIET_MS: Final = 300_000
@@ -14,13 +17,46 @@ SHOWN: Final = 20
 """Runs named one by one."""
 
 
+def room_beside_bulk(config: Config) -> list[Finding]:
+    """Looks at whether one run may take all the room that a tenant has to wait in.
+
+    Args:
+        config: Settings in force.
+    """
+    most, limits = config.bulk.max_open_jobs, config.limits
+    rooms = {
+        f"tenants.{name}.waiting_jobs": tenant.waiting_jobs
+        for name, tenant in config.tenants.items()
+        if tenant.waiting_jobs is not None
+    }
+    rooms["limits.tenant_waiting_jobs"] = limits.tenant_waiting_jobs
+    rooms["limits.max_waiting_jobs"] = limits.max_waiting_jobs
+    return [
+        Finding(
+            "warning",
+            "bulk room",
+            f"{key} is {room}, and one bulk run or batch keeps up to {most} jobs in "
+            "the queue: beside it other requests get queue_full",
+            f"set {key} well above bulk.max_open_jobs, or that below {room}",
+        )
+        for key, room in rooms.items()
+        if room <= most
+    ]
+
+
 async def examine_bulk(client: redis.asyncio.Redis) -> list[Finding]:
     """Looks at the pool's bulk runs.
 
     Args:
         client: Redis.
     """
-    views = await list_runs(client, limit=1000)
+    views, unreadable = await sorted_out(client, limit=1000)
+    return [*await _readable(client, views), *map(_unreadable, unreadable.values())]
+
+
+async def _readable(
+    client: redis.asyncio.Redis, views: Sequence[RunView]
+) -> list[Finding]:
     going = [view for view in views if view.state in ("open", "cancelling")]
     working = [view for view in going if view.fed > view.settled]
     if not going:
@@ -40,6 +76,16 @@ async def examine_bulk(client: redis.asyncio.Redis) -> list[Finding]:
     if len(going) > SHOWN:
         found.append(Finding("info", "bulk", f"and {len(going) - SHOWN} more"))
     return found
+
+
+def _unreadable(error: ProtocolError) -> Finding:
+    return Finding(
+        "warning",
+        "bulk",
+        f"{error}; it is left out everywhere and does not go on",
+        "upgrade tokenmill where this is said if the run is of a later release; else "
+        "something other than tokenmill wrote it: delete its keys",
+    )
 
 
 def _of(view: RunView) -> Finding:

@@ -1,12 +1,15 @@
 """`tokenmill health KIND`: for a container's health check, one process of this host.
 
 A process is well when its card in Redis is fresh (its event loop turns, and Redis hears
-it); a gateway when it says so itself, which looks at the pool's progress too.
+it); a gateway when it says so itself, which looks at the pool's progress too. Where a
+gateway answers is on its card: on a free port the settings do not know it.
 """
 
 import socket
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -36,16 +39,20 @@ async def health(
     """Exit with 0 if a process of this kind on this host is well, else with 1."""
     from ..config_load import load_config
     from ..connection import find_pool
+    from ..errors import TokenmillError
 
     if kind not in KINDS:
         raise typer.BadParameter(f"{kind!r}; expected one of {', '.join(KINDS)}")
     settings = load_config(config).config
-    if kind == "gateway":
-        problem = _ask_gateway(settings)
-    else:
-        pool = find_pool(url or settings.redis.url)
-        cards = await _cards(pool, kind)
-        problem = _find(cards, kind, pid)
+    try:
+        cards = await _cards(find_pool(url or settings.redis.url), kind)
+    except TokenmillError:
+        if kind != "gateway":
+            raise
+        cards, pid = [], None  # it says itself that Redis does not answer
+    problem = _find(cards, kind, pid)
+    if kind == "gateway" and (pid is None or not problem):
+        problem = _ask_gateways(_addresses(cards, pid) or [_configured(settings)])
     if problem:
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(1)
@@ -81,11 +88,39 @@ def _find(cards: "list[ProcessCard]", kind: str, pid: int | None) -> str:
     )
 
 
-def _ask_gateway(settings: "Config") -> str:
-    """Returns what is wrong, or nothing."""
-    host = _EVERYWHERE.get(settings.gateway.host, settings.gateway.host)
+def _addresses(cards: "list[ProcessCard]", pid: int | None) -> list[str]:
+    """Returns where this host's gateways answer, the newest first."""
+    host = socket.gethostname()
+    mine = [c for c in cards if c.host == host and pid in (None, c.pid)]
+    mine.sort(key=lambda card: card.started_ms, reverse=True)
+    return [card.address for card in mine if card.address is not None]
+
+
+def _configured(settings: "Config") -> str:
+    host = settings.gateway.host
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{settings.gateway.port}/healthz"
+    return f"http://{shown}:{settings.gateway.port}"
+
+
+def _ask_gateways(addresses: Iterable[str]) -> str:
+    """Returns what is wrong, or nothing if one of them is well.
+
+    The card of one that was killed stays for some seconds beside its successor's.
+    """
+    problems = []
+    for address in addresses:
+        if not (problem := _ask_gateway(address)):
+            return ""
+        problems.append(problem)
+    return problems[0]
+
+
+def _ask_gateway(base: str) -> str:
+    """Returns what is wrong, or nothing."""
+    parts = urllib.parse.urlsplit(base)
+    host = _EVERYWHERE.get(parts.hostname or "", parts.hostname)
+    shown = f"[{host}]" if ":" in str(host) else host
+    address = f"http://{shown}:{parts.port}/healthz"
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S):
             return ""

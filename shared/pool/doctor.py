@@ -22,12 +22,13 @@ from ..messages import PoolCard
 from ..redis import Finding, connect, redact_url
 from ..server_check import check_server
 from ..timeouts import AFFECTED
-from .bulk_checks import examine_bulk
+from .bulk_checks import examine_bulk, room_beside_bulk
 from .checks import registered_checks
 from .embedded import find_server
 from .process_checks import examine_processes
 from .shard_checks import examine_shard, workers_of
 from .storage_check import examine_storage
+from .visible import if_visible
 from .webhook_check import examine_accounts
 
 _PACKAGES: Final = (
@@ -67,6 +68,7 @@ async def examine(config: Config, url: str | None = None) -> list[Finding]:
     findings = [*_installed(), _embedded_choice(), _hub()]
     for check in registered_checks():
         findings += check(config)
+    findings += room_beside_bulk(config)
     try:
         address = find_pool(url or config.redis.url)
     except TokenmillError as error:
@@ -176,7 +178,7 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
         findings.append(await examine_storage(card, config))
         findings += await examine_accounts(client, card, config, shards)
         findings += await examine_processes(client, config)
-        findings.append(await _api_keys(client))
+        findings += await if_visible("api-keys", _api_keys(client))
         for shard in shards:
             findings += await examine_shard(client, shard, config)
         findings += await examine_bulk(client)
@@ -186,13 +188,13 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
     return findings
 
 
-async def _api_keys(client: redis.asyncio.Redis) -> Finding:
+async def _api_keys(client: redis.asyncio.Redis) -> list[Finding]:
     """How many keys the gateway knows; without one it stays on its host."""
     records = await KeyStore(client).records()
     revoked = sum(record.revoked_ms is not None for record in records)
     made = f"{len(records) - revoked} in use, {revoked} revoked"
     rule = "" if records else "; a gateway on this host asks for none"
-    return Finding("info", "api-keys", made + rule)
+    return [Finding("info", "api-keys", made + rule)]
 
 
 def _card(raw: bytes | None) -> PoolCard | None:

@@ -79,7 +79,9 @@ def plan_children(
                 command=_command("gateway", *given),
                 env=fixed,
                 essential=False,
-                grace_s=config.gateway.drain_s + _DRAIN_MARGIN_S,
+                grace_s=(
+                    config.gateway.unready_s + config.gateway.drain_s + _DRAIN_MARGIN_S
+                ),
             )
         )
     if options.with_workers:

@@ -27,6 +27,7 @@ from .lock import StateLock
 from .output import Output
 from .plan import GATEWAY, PoolOptions, plan_children
 from .processes import Child, ChildState, Supervisor
+from .reserved_port import settled_port
 from .watching import Forfeiter, Watcher, forget_dead_groups, is_worker
 
 _LOADING_WAIT_S: Final = 1.0
@@ -85,7 +86,8 @@ class Pool:
         try:
             client = await self._open_redis()
             try:
-                return await self._serve(client)
+                with settled_port(self._options, self._config) as self._options:
+                    return await self._serve(client)
             finally:
                 await client.aclose()
         finally:

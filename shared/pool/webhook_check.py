@@ -13,6 +13,7 @@ from ..pool_card import pool_card
 from ..redis import Finding
 from ..webhook_keys import ANNOUNCED, OPEN
 from ..webhooks import deliveries
+from .visible import hidden, if_visible, is_refused
 
 LATE_MS: Final = 60_000
 """What is due for longer is delivered by nobody."""
@@ -39,8 +40,8 @@ async def examine_accounts(
     """
     keys = [Keys.of_shard(shard) for shard in shards]
     found = [await _settings(client, card, config, keys)]
-    found += await _late(client)
-    found += await _given_up(client)
+    found += await if_visible("webhooks late", _late(client))
+    found += await if_visible("webhooks given up", _given_up(client))
     return [*found, *await _usage(client, config, keys)]
 
 
@@ -126,7 +127,9 @@ async def _usage(
     replies = await pipe.execute(raise_on_error=False) if keys else []
     fields, found = 0, []
     for one, reply in zip(keys, replies, strict=True):
-        if isinstance(reply, redis.exceptions.ResponseError):
+        if is_refused(reply):
+            found.append(hidden(f"usage {one.shard}"))
+        elif isinstance(reply, redis.exceptions.ResponseError):
             found.append(
                 Finding(
                     "warning",

@@ -34,14 +34,21 @@ class PoolReader:
         read: Sends commands in one round trip.
         recent_ms: How far back ends are looked at for percentiles.
         most_ends: How many ends are looked at; 0 takes no percentiles and no rates.
+        most_lanes: How many lanes are looked at, over all shards.
     """
 
     def __init__(
-        self, read: Read, *, recent_ms: int = RECENT_MS, most_ends: int = MOST_ENDS
+        self,
+        read: Read,
+        *,
+        recent_ms: int = RECENT_MS,
+        most_ends: int = MOST_ENDS,
+        most_lanes: int = MOST_LANES,
     ) -> None:
         self._read = read
         self._recent_ms = recent_ms
         self._most_ends = most_ends
+        self._most_lanes = most_lanes
         self._ended: OrderedDict[str, Ended] = OrderedDict()
 
     async def snapshot(self, only: Collection[str] | None = None) -> PoolSnapshot:
@@ -93,7 +100,7 @@ class PoolReader:
         names, members = names[:MOST_SHARDS], members[:MOST_PROCESSES]
         parts = max(1, len(names))
         share = Share(
-            lanes=max(16, MOST_LANES // parts),
+            lanes=max(16, self._most_lanes // parts),
             groups=max(4, MOST_GROUPS // parts),
             ends=max(16, self._most_ends // parts) if self._most_ends else 0,
             tenants=MOST_TENANTS,

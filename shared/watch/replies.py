@@ -1,7 +1,7 @@
 """Replies of Redis as needed here: what a stranger wrote spoils nothing."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
@@ -10,6 +10,8 @@ from ..errors import TokenmillError
 if TYPE_CHECKING:
     import redis.asyncio
 
+_MOST: Final = 1 << 53
+"""JSON carries whole numbers below it exactly."""
 Command = tuple[str | bytes | int, ...]
 Read = Callable[..., Awaitable[list[Any]]]
 """Sends commands in one round trip; where a key has a strange type, an exception
@@ -40,11 +42,12 @@ def is_strange(reply: object) -> bool:
 
 
 def whole(value: object) -> int:
-    """Returns a count; 0 for what is none."""
+    """Returns a count or a time; 0 for what is none, as an infinite score."""
     try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError):
+        count = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
         return 0
+    return count if abs(count) < _MOST else 0
 
 
 def moment(value: object) -> int | None:

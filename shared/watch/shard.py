@@ -88,8 +88,8 @@ class ShardView:
         self._take_load(load if isinstance(load, list) else [])
         self._take_tenants(tenants)
         share = self._share
-        self._lanes = [(text(name), int(at)) for name, at in pairs(lanes)]
-        self._groups = [(text(name), int(at)) for name, at in pairs(groups)]
+        self._lanes = [(text(name), whole(at)) for name, at in pairs(lanes)]
+        self._groups = [(text(name), whole(at)) for name, at in pairs(groups)]
         for name, found, most in (
             ("lanes", self._lanes, share.lanes),
             ("groups", self._groups, share.groups),

@@ -21,6 +21,11 @@ from tokenmill.shared.bulk.store import RunStore
 from tokenmill.shared.redis import connect
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>alert(1)</script>"
+IN_SIGHT = """button => {
+  const box = button.closest(".table-wrap").getBoundingClientRect();
+  const place = button.getBoundingClientRect();
+  return place.width > 0 && place.right <= box.right;
+}"""
 LONG = Sampling(max_tokens=4000, ignore_eos=True)
 
 
@@ -42,14 +47,21 @@ async def make_key(url: str, tenant: str, *scopes: Scope) -> str:
 
 
 async def begin_run(url: str, tenant: str = "default") -> str:
-    """A bulk run of ten items, seven of which have settled, one badly."""
+    """A bulk run of ten items and a bad line; seven have settled, one badly."""
     client = connect(url)
     try:
         run = RunStore(client, new_run_id())
         await run.create(RunSpec(kind="run", tenant=tenant, name=f"of {tenant}"))
-        await run.set_total(10)
         await run.beat()
-        fields = {"fed": 10, "settled": 7, "succeeded": 6, "failed": 1, "jobs": 7}
+        fields = {
+            "total": 10,
+            "fed": 10,
+            "settled": 7,
+            "succeeded": 6,
+            "failed": 1,
+            "jobs": 7,
+            "refused": 1,
+        }
         await client.hset(run.keys.record, mapping=fields)
         return run.run_id
     finally:
@@ -100,7 +112,9 @@ def test_stop_ends_the_answer_and_cancels_the_job(
     expect(page.locator(".turn[data-role=assistant] .said")).not_to_be_empty()
     job = mill.jobs(limit=1)[0].id
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator(".figures")).to_have_text(re.compile("stopped$"))
+    expect(page.locator(".figures")).to_have_text(
+        re.compile(r"\b[1-9]\d* tokens.* stopped$")
+    )
     expect(page.get_by_label("Your message")).to_be_focused()
     wait_until_sync(
         lambda: mill.job(job).info().state == "cancelled", what="a cancelled job"
@@ -195,8 +209,11 @@ def test_a_bulk_run_shows_its_progress_and_is_cancelled(
     page = visit(gateway.base, "/dashboard/bulk")
     row = page.locator("tbody tr").filter(has_text=run)
     expect(row).to_contain_text("of default")
-    expect(row).to_contain_text("7 of 10")
-    expect(row.get_by_role("img")).to_have_accessible_name("7 of 10 settled, 1 failed")
+    expect(row).to_contain_text("8 of 11")  # with the line that was refused
+    assert row.get_by_role("button", name="Cancel").evaluate(IN_SIGHT)
+    expect(row.get_by_role("img")).to_have_accessible_name(
+        "8 of 11 done, 2 failed, 0 cancelled"
+    )
     shoot(page, "bulk-run")
     row.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel run").click()
@@ -259,6 +276,39 @@ def test_an_administrator_sees_every_tenant_and_nobodys_prompt(
     expect(page.locator("#who")).to_have_text("Shows all tenants")
     expect(page.locator(".facts")).to_contain_text("globex")
     expect(page.get_by_role("region", name="Input")).to_be_hidden()
+
+
+def test_a_key_that_may_only_submit_has_the_playground(
+    visit: Visit, guarded: RunningGateway, pool: UpProcess
+) -> None:
+    key = apart(make_key(pool.url, "acme", Scope.INFERENCE))
+    page = visit(guarded.base, "/dashboard/")
+    log_in(page, key)
+    expect(page.get_by_role("heading", name="Playground")).to_be_visible()
+    expect(page.get_by_label("Model")).to_have_value(MODEL)
+    page.locator("#prompt").fill("hi")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".figures")).to_contain_text("in all")
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.get_by_text("needs a key with the scope read")).to_be_visible()
+    shoot(page, "needs-scope")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+
+
+def test_a_key_that_may_only_look_cannot_send(
+    visit: Visit, guarded: RunningGateway, pool: UpProcess
+) -> None:
+    key = apart(make_key(pool.url, "acme", Scope.READ))
+    page = visit(guarded.base, "/dashboard/jobs?state=failed")
+    log_in(page, key)
+    # Where it wanted to go, with what it wanted to see there.
+    expect(page.get_by_label("State")).to_have_value("failed")
+    page.get_by_role("link", name="Playground").click()
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    expect(page.get_by_text("needs the scope inference")).to_be_visible()
+    page.goto(f"{guarded.base}/dashboard/jobs?state=nonsense")
+    expect(page.get_by_text('There is no state "nonsense"')).to_be_visible()
 
 
 def test_login_leads_nowhere_else(

@@ -161,6 +161,27 @@ def test_every_page_fits_and_has_both_themes(
     look_at(page, f"job-{width}")
 
 
+@pytest.mark.parametrize("width", [320, NARROW])
+def test_the_navigation_fits_a_telephone_with_its_badge(
+    visit: Visit, gateway: RunningGateway, width: int
+) -> None:
+    page = visit(gateway.base, width=width)
+    wait_live(page)
+    room = page.evaluate(
+        """() => {
+          const badge = document.getElementById("dead-count");
+          badge.hidden = false;
+          badge.textContent = "12";
+          const last = document.querySelector("[data-page=playground]");
+          return innerWidth - last.getBoundingClientRect().right;
+        }"""
+    )
+    shoot(page, f"navigation-{width}")
+    assert room >= 4
+    link = page.get_by_role("navigation").get_by_role("link", name="Dead letters")
+    expect(link).to_be_visible()
+
+
 def look_at(page: Page, name: str) -> None:
     """Holds width and colours against what they must be, in both themes."""
     for theme, colour in BACKGROUND.items():

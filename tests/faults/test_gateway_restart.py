@@ -128,7 +128,7 @@ async def test_batches_and_streams_survive_the_gateways_that_serve_them(
         urls.append(last.url)
         await _check_batch(last.http, batch_id)
         _check_stream(await reading)
-    assert not (pool.directory / "files" / "default" / batch_id).exists()
+    assert not list((pool.directory / "files").rglob(batch_id))
 
 
 async def _begin_batch(http: httpx.AsyncClient) -> str:

@@ -88,7 +88,7 @@ async def test_a_webhook_is_told_of_the_end_once(
     await advance(pool, store.run_id)
     await end_all(pool, jobs, store)
     assert await client.xlen(ANNOUNCED) == 0, "more may be fed"
-    await store.set_total(1)
+    await store.set_total()
     await advance(pool, store.run_id)
     await advance(pool, store.run_id)
     await sweep(pool)

@@ -1,13 +1,18 @@
 """Runs of documents: windows, a summary of each, and summaries of summaries."""
 
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio
 from support.bulk_jobs import MODEL, Jobs, place, settled
 from support.servers import RedisServer
+from support.waiting import wait_until
 
+from tokenmill.scheduler.bulk import documents, plans
 from tokenmill.scheduler.bulk.advance import advance
+from tokenmill.scheduler.bulk.documents import Documents
 from tokenmill.scheduler.bulk.pool import BulkPool
 from tokenmill.scheduler.bulk.sentences import sentences
 from tokenmill.scheduler.bulk.sweeping import sweep
@@ -59,15 +64,25 @@ class Run:
         self.jobs = jobs
 
     async def begin(self, spec: RunSpec, *texts: str, title: str = "A title") -> None:
+        await self.feed(spec, *texts, title=title)
+        await self.advance()
+
+    async def feed(self, spec: RunSpec, *texts: str, title: str = "A title") -> None:
         await self.store.create(spec)
         items = [
             Item(seq=seq, custom_id=f"d{seq}", document=Document(text, title))
             for seq, text in enumerate(texts)
         ]
         await self.store.feed(items)
-        await self.advance()
 
     async def advance(self) -> float | None:
+        """A pass, and others while documents are divided."""
+        again_s: float | None = documents.BUSY_S
+        while again_s in (0.0, documents.BUSY_S):
+            again_s = await self.once()
+        return again_s
+
+    async def once(self) -> float | None:
         return await advance(self.pool, self.store.run_id)
 
     async def end_all(self, **options: object) -> int:
@@ -135,7 +150,9 @@ async def _check_prompts(requests: list[JobRequest], _windows: int) -> None:
     assert "A title" not in head.content
     for request in requests:
         assert request.messages is not None
-        assert request.messages[1].content.startswith("Title: A title\n\nSentence ")
+        assert request.messages[1].content.startswith(
+            'Title: A title\n\n"""\nSentence '
+        )
         assert request.control_tokens == "as_text"
 
 
@@ -275,6 +292,86 @@ async def test_lost_jobs_of_every_level_are_sent_again_as_they_were(
     [outcome] = await settled(run.store, 1)
     assert outcome.state == "succeeded"
     assert len(seen_levels) > 1
+
+
+async def test_a_document_that_another_janitor_has_opened_goes_on(run: Run, jobs: Jobs):
+    """This one had read that it is ready before."""
+    await run.begin(SPEC, "Short text.", "Another one.")
+    ids = await jobs.wait_for(2)
+    late = Documents(run.pool, run.pool.writes(run.store.run_id), SPEC)
+    assert (await late.start([0, 1], 8)).moved == 0
+    assert await run.store.outcomes() == []
+    assert await jobs.waiting() == ids
+
+
+async def test_a_document_that_cannot_be_sent_again_fails_alone(
+    run: Run, jobs: Jobs, client: "redis.asyncio.Redis"
+):
+    await run.begin(SPEC, "Short text.", "Another one.")
+    ids = await jobs.wait_for(2)
+    await client.hset(run.store.keys.item(0), "plan:0", "no level")
+    for job_id in ids:
+        await jobs.lose(job_id)
+    await sweep(run.pool)
+    await run.advance()
+    [outcome] = await settled(run.store, 1)
+    assert (outcome.seq, outcome.state) == (0, "failed")
+    assert outcome.error is not None
+    assert outcome.error.code == "protocol_error"
+    assert await jobs.wait_for(1) == [ids[1]]
+
+
+async def test_a_fault_at_one_document_does_not_stop_the_others(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+):
+    def divided(spec: RunSpec, title: str, text: str, *rest: Any) -> plans.Level:
+        if "Bad" in text:
+            raise ValueError("a fault of ours")
+        return plans.first_level(spec, title, text, *rest)
+
+    monkeypatch.setattr(documents, "first_level", divided)
+    await run.begin(SPEC, "Bad text.", "Short text.")
+    [outcome] = await settled(run.store, 1)
+    assert outcome.seq == 0
+    assert outcome.error is not None
+    assert outcome.error.code == "internal_error"
+    assert "ValueError" in outcome.error.message
+    assert len(await jobs.wait_for(1)) == 1
+
+
+async def test_a_long_division_goes_on_while_its_run_does(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody waits it out, and it is done once."""
+    let_go, done = threading.Event(), []
+
+    def divided(spec: RunSpec, title: str, text: str, *rest: Any) -> plans.Level:
+        if "Long" in text:
+            assert let_go.wait(20)
+            done.append(text)
+        return plans.first_level(spec, title, text, *rest)
+
+    monkeypatch.setattr(documents, "first_level", divided)
+    monkeypatch.setattr(documents, "WORK_S", 0.02)
+    await run.feed(SPEC, "Short text.", "Long text.")
+
+    async def short() -> list[str]:
+        assert await run.once() == documents.BUSY_S
+        return await jobs.waiting()
+
+    ids = await wait_until(short)
+    await jobs.end(ids[0])
+    await run.pool.writes(run.store.run_id).mark_ended(ids)
+    await run.once()
+    assert (await run.store.view()).jobs == 1, "what has ended is recorded meanwhile"
+    let_go.set()
+
+    async def opened() -> bool:
+        await run.once()
+        return any(place(job_id).seq == 1 for job_id in await jobs.waiting())
+
+    await wait_until(opened)
+    assert len(done) == 1
 
 
 async def test_cancelling_settles_documents_in_all_stages(run: Run, jobs: Jobs):

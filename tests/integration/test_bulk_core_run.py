@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 import redis.asyncio
 from arq import Retry
+from arq.constants import in_progress_key_prefix
 from support.bulk_jobs import KEYS, MODEL, Jobs, settled
 from support.leaks import leaked_keys
 from support.servers import RedisServer
 from support.waiting import wait_until
 
-from tokenmill.scheduler.bulk import service
+from tokenmill.scheduler.bulk import advance as advancing
+from tokenmill.scheduler.bulk import requests, service
 from tokenmill.scheduler.bulk.advance import advance
 from tokenmill.scheduler.bulk.pool import BulkPool
 from tokenmill.scheduler.bulk.running import supervise_bulk
@@ -25,7 +28,9 @@ from tokenmill.shared.config import BulkConfig, Config
 from tokenmill.shared.errors import RedisUnavailable
 from tokenmill.shared.keys import JobId
 from tokenmill.shared.messages import JobError, Prompt, Sampling
+from tokenmill.shared.new_job import new_job
 from tokenmill.shared.redis import connect
+from tokenmill.shared.script_types import NewJob
 
 CONFIG = Config(bulk=BulkConfig(max_open_jobs=4, keep_s=60))
 SPEC = RunSpec(kind="run", tenant="t", priority=7)
@@ -82,7 +87,7 @@ async def test_items_go_through_a_bounded_number_of_jobs_and_settle_once(
     newest_redis: RedisServer,
 ):
     await store.feed([item(seq) for seq in range(6)])
-    await store.set_total(6)
+    await store.set_total()
     async with orchestrating(newest_redis):
         first = await jobs.wait_for(4)
         record = await jobs.scripts.job(first[0])
@@ -262,7 +267,7 @@ async def test_a_finished_run_leaves_nothing_that_stays(
     client: "redis.asyncio.Redis", jobs: Jobs, store: RunStore, pool: BulkPool
 ):
     await store.feed([item(0), item(1)])
-    await store.set_total(2)
+    await store.set_total()
     await advance(pool, store.run_id)
     ids = await jobs.wait_for(2)
     for job_id in ids:
@@ -336,6 +341,65 @@ async def test_two_janitors_do_each_thing_once(
     assert ends == 24, "no job was sent twice"
     assert len(await settled(store, 24)) == 24
     assert (await store.view()).jobs == 24
+
+
+async def test_all_jobs_that_redis_lost_are_sent_again_in_one_pass(
+    jobs: Jobs, store: RunStore, pool: BulkPool, monkeypatch: pytest.MonkeyPatch
+):
+    await store.feed([item(seq) for seq in range(4)])
+    await advance(pool, store.run_id)
+    ids = await jobs.wait_for(4)
+    for job_id in ids:
+        await jobs.lose(job_id)
+    await sweep(pool)
+    monkeypatch.setattr(advancing, "PASS_JOBS", 1)
+    await advance(pool, store.run_id)
+    assert await jobs.wait_for(4) == ids
+
+
+async def test_a_fault_at_one_item_fails_it_alone(
+    jobs: Jobs, store: RunStore, pool: BulkPool, monkeypatch: pytest.MonkeyPatch
+):
+    def faulty(prompt: Prompt, *rest: Any) -> NewJob:
+        if prompt.text == "prompt 1":
+            raise ValueError("a fault of ours")
+        return new_job(prompt, *rest)
+
+    await store.feed([item(0)])
+    await advance(pool, store.run_id)
+    monkeypatch.setattr(requests, "new_job", faulty)
+    await store.feed([item(1), item(2)])
+    await advance(pool, store.run_id)
+    [outcome] = await settled(store, 1)
+    assert outcome.seq == 1
+    assert outcome.error is not None
+    assert outcome.error.code == "internal_error"
+    assert len(await jobs.waiting()) == 2
+
+
+async def test_the_mark_of_a_task_comes_back_after_it_has_expired(
+    client: "redis.asyncio.Redis",
+    store: RunStore,
+    pool: BulkPool,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its process was held up; another must not begin the same beside it."""
+    name = service.task_id(store.run_id)
+    key = f"{in_progress_key_prefix}{name}"
+
+    async def slow(*_: object) -> None:
+        assert not await client.exists(key)
+        await wait_until(lambda: client.exists(key), what="the mark")
+
+    monkeypatch.setattr(service, "RENEW_S", 0.01)
+    monkeypatch.setattr(service, "advance", slow)
+    monkeypatch.setattr(service, "sweep", slow)
+    context = {service.POOL_FIELD: pool, "job_id": name}
+    await service.advance_run(context, store.run_id)
+    assert 0 < await client.pttl(key) <= 1000 * service.IN_PROGRESS_S
+    await client.delete(key)
+    await service.sweep_runs(context)
+    assert await client.exists(key)
 
 
 async def test_an_error_that_nobody_foresaw_is_met_again_and_not_lost(

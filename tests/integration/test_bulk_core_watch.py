@@ -1,7 +1,9 @@
 """What is heard of ended jobs, and what `doctor` says of runs."""
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 import redis.asyncio
@@ -9,6 +11,7 @@ from support.bulk_jobs import MODEL, Jobs
 from support.servers import RedisServer
 from support.waiting import wait_until
 
+from tokenmill.scheduler import events
 from tokenmill.scheduler.bulk import plans
 from tokenmill.scheduler.bulk.advance import advance
 from tokenmill.scheduler.bulk.events import on_done
@@ -16,6 +19,7 @@ from tokenmill.scheduler.bulk.pool import BulkPool
 from tokenmill.scheduler.bulk.service import Teller, advance_run, task_id
 from tokenmill.scheduler.bulk.windows import divide
 from tokenmill.scheduler.events import DoneEvent, DoneReader
+from tokenmill.shared.bulk.dirty import mark_dirty
 from tokenmill.shared.bulk.keys import ALIVE, BELL, EVENTS, QUEUE, new_run_id
 from tokenmill.shared.bulk.messages import Document, Item, RunSpec
 from tokenmill.shared.bulk.store import RunStore
@@ -101,6 +105,41 @@ async def test_a_handler_that_breaks_stops_no_other(
     assert heard.ids == ["a"]
 
 
+async def test_a_run_that_turns_dirty_ends_the_wait(
+    client: "redis.asyncio.Redis", monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(events, "BLOCK_MS", 4000)
+    reader = DoneReader(client, [Heard()], bell=BELL)
+    await mark_dirty(client, new_run_id())
+    await reader.step()  # what was rung before it began counts too
+    waiting = asyncio.create_task(reader.step())
+    await wait_until(_blocked(client), what="the reader to wait")
+    await mark_dirty(client, new_run_id())
+    began = time.monotonic()
+    assert await waiting == 0
+    assert time.monotonic() - began < 3
+
+
+def _blocked(client: "redis.asyncio.Redis") -> Callable[[], Awaitable[bool]]:
+    async def is_blocked() -> bool:
+        return bool((await client.info("clients"))["blocked_clients"])
+
+    return is_blocked
+
+
+async def test_events_that_concern_nobody_are_passed_over(
+    client: "redis.asyncio.Redis",
+):
+    heard = Heard()
+    reader = DoneReader(client, [heard], bell=BELL)
+    await client.sadd(SHARDS, ONE.shard)
+    for name, more in (("a", {}), ("b", {"webhook": "1"})):
+        event = {"id": name, "state": "succeeded", "class": "interactive"}
+        await client.xadd(ONE.done, event | more)
+    assert await reader.step() == 2
+    assert heard.ids == ["b"]
+
+
 async def test_a_dirty_run_is_queued_once_until_it_is_advanced(
     client: "redis.asyncio.Redis", newest_redis: RedisServer
 ):
@@ -173,11 +212,18 @@ async def test_a_document_of_several_megabytes_is_divided_off_the_loop(
     store = RunStore(client, new_run_id(), keep_ms=60_000)
     await store.create(RunSpec(kind="summarize", model=MODEL))
     await store.feed([Item(seq=0, document=Document(text))])
-    await advance(BulkPool(client, Config()), store.run_id)
+    pool = BulkPool(client, Config())
+    await wait_until(lambda: _opened(pool, store))
     view = await store.view()
     assert view.windows > 1100
     assert view.open_jobs >= 256
     assert [name.partition("_")[0] for name in threads] == ["bulk"]
+
+
+async def _opened(pool: BulkPool, store: RunStore) -> bool:
+    """A pass does not wait for the division, and finds it when it is done."""
+    await advance(pool, store.run_id)
+    return bool((await store.view()).open_jobs)
 
 
 async def test_events_of_jobs_that_nobody_waits_for_shorten_their_life(

@@ -159,6 +159,24 @@ def test_other_options_are_refused_by_name(
     assert pool.run(source, "-o", output, *options, "--restart").code == 0
 
 
+def test_the_only_model_of_a_pool_is_meant_where_none_is_named(
+    pool: BulkPool, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [request(0), request(1)])
+    output = tmp_path / "out.jsonl"
+    again = ("run", source, "-o", output, "--quiet")
+    assert pool.bulk(*again).code == 0
+    assert [line["model"] for line in read_lines(output)] == ["echo", "echo"]
+    assert pool.bulk(*again).code == 0  # it is the same run, with its model or without
+    assert pool.run(source, "-o", output).code == 0
+    other = pool.bulk(*again, "--model", "other")
+    assert (other.code, "model was 'echo' and is 'other'" in other.err) == (18, True)
+    document = tmp_path / "text.txt"
+    document.write_text("The mill turns. It grinds.", encoding="utf-8")
+    ran = pool.bulk("summarize", document, "-o", tmp_path / "s.jsonl", "--quiet")
+    assert ran.code == 0, ran.err
+
+
 def test_a_changed_input_and_a_strange_output_are_refused(
     pool: BulkPool, tmp_path: Path
 ) -> None:

@@ -7,10 +7,13 @@ import signal
 
 import pytest
 from support.commands import CommandPool
-from support.fake_group import FakeGroup
+from support.fake_group import FakeGroup, card
 
 from tokenmill import __version__
+from tokenmill.producer.pool_view import default_of
 from tokenmill.shared.errors import PromptTooLong
+from tokenmill.shared.keys import MODELS, Keys
+from tokenmill.shared.messages import DEFAULT_MODEL, PoolCard, encode
 from tokenmill.shared.redis import connect
 from tokenmill.shared.scripts import Limits
 
@@ -33,6 +36,36 @@ async def test_submit_prints_the_text(pool, tmp_path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes(b"from a file\n")
     assert (await pool.run("submit", "--file", str(file)))[1] == "from a file\n"
+
+
+async def test_the_only_model_of_a_pool_is_meant_where_none_is_named(
+    newest_redis,
+) -> None:
+    connection = connect(newest_redis.url)
+    await connection.flushall()
+    # One that was served beside the only one of the settings changes nothing.
+    await connection.hset(MODELS, "third", encode(card("third")))
+    settings = PoolCard(models=("other",))
+    async with FakeGroup(connection, Keys("other", 0), pool=settings) as group:
+        pool = CommandPool(newest_redis.url, group)
+        assert await pool.run("submit", "hello") == (0, "hello\n", "")
+        code, _, err = await pool.run("submit", "hello", "--model", DEFAULT_MODEL)
+        assert (code, "served now: other" in err) == (7, True)
+    await connection.aclose()
+
+
+@pytest.mark.parametrize(
+    ("configured", "known", "meant"),
+    [
+        (("a",), ("a", "b"), "a"),
+        ((), ("b",), "b"),
+        ((), (), DEFAULT_MODEL),
+        (("a", "b"), ("a",), DEFAULT_MODEL),
+        ((), ("a", "b"), DEFAULT_MODEL),
+    ],
+)
+def test_of_several_models_none_is_meant(configured, known, meant) -> None:
+    assert default_of(PoolCard(models=configured), known) == meant
 
 
 async def test_submit_as_json_is_one_object_a_line(pool) -> None:

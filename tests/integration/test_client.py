@@ -14,6 +14,7 @@ from support.waiting import loop_turns, wait_until
 
 from tokenmill import Client, Message, Prompt, Sampling
 from tokenmill.producer import pool_view
+from tokenmill.scheduler.housekeeping import trim
 from tokenmill.shared.errors import (
     ConfigError,
     DeadlineUnreachable,
@@ -32,7 +33,7 @@ from tokenmill.shared.errors import (
     TokenmillError,
     UnknownJob,
 )
-from tokenmill.shared.keys import MODELS, Keys
+from tokenmill.shared.keys import MODELS, JobId, Keys, new_unique
 from tokenmill.shared.messages import DEFAULT_MODEL, PoolCard, encode
 from tokenmill.shared.scripts import Limits, TenantLimits
 
@@ -436,6 +437,19 @@ async def test_jobs_are_listed_newest_first_and_by_state(
     assert [i.id for i in await mill.jobs(3)] == [waiting.id, jobs[3].id, jobs[2].id]
     assert [i.id for i in await mill.jobs(9, state="queued")] == [waiting.id]
     assert len(await mill.jobs(2, state="succeeded")) == 2
+
+
+async def test_jobs_whose_records_are_gone_take_no_place_in_the_list(
+    mill, group, redis_client
+) -> None:
+    there = await mill.submit("there")
+    gone = [str(JobId(DEFAULT_MODEL, 0, new_unique())) for _ in range(20)]
+    later = dict.fromkeys(gone, 9e15)  # as a bulk run's, newer than all
+    await redis_client.zadd(group.keys.recent, later)
+    assert [info.id for info in await mill.jobs(5)] == [there.id]
+    await trim(redis_client, group.keys)
+    names = await redis_client.zrange(group.keys.recent, 0, -1)
+    assert names == [there.id.encode()]
 
 
 async def test_models_tell_who_serves_them(mill, group, redis_client) -> None:

@@ -78,6 +78,30 @@ def test_the_image_s_own_settings_are_known_too():
     load_config(None, found)
 
 
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_what_a_worker_compiles_or_fetches_goes_to_a_volume(services, name):
+    """The root is read-only and /tmp lets nothing run: Triton loads what it builds."""
+    text = (ROOT / "deploy/Dockerfile").read_text("utf-8")
+    found = dict(re.findall(r"(\w+_(?:CACHE_DIR|CACHE_HOME|HOME))=(\S+)", text))
+    assert services[name]["read_only"] is True
+    volumes = [mount.split(":")[1] for mount in services[name]["volumes"]]
+    for variable in ("TRITON_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME"):
+        place = Path(found[variable])
+        assert any(place.is_relative_to(volume) for volume in volumes), variable
+
+
+def test_webhooks_are_signed_by_one_secret(services):
+    told = {
+        name: service["environment"].get("TOKENMILL_WEBHOOKS_SECRET")
+        for name, service in services.items()
+        if name in OURS
+    }
+    secret = compose.passwords()["WEBHOOKS_SECRET"]
+    assert told == {**dict.fromkeys(OURS), "scheduler": secret, "janitor": secret}
+    environment = {k: str(v) for k, v in services["janitor"]["environment"].items()}
+    assert load_config(None, environment).config.webhooks.secret == secret
+
+
 def test_paths_networks_and_volumes_exist(services):
     whole = compose.read(compose.passwords())
     for name, service in services.items():

@@ -5,6 +5,7 @@ backend, a bulk file; health checks and metrics are asked as Docker and Promethe
 everything is stopped as `docker stop` does, and no role was ever refused anything.
 """
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -13,12 +14,15 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support import compose, composed_use
 from support.composed import MODEL, Composition, composed
+from support.receiver import Received, receiving
 from support.servers import SERVERS
-from support.waiting import wait_until_sync
+from support.waiting import wait_until, wait_until_sync
 
-from tokenmill import Prompt, Sampling, SyncClient
+from tokenmill import Client, Prompt, Sampling, SyncClient
 from tokenmill.shared.errors import JobCancelled, JobFailed
+from tokenmill.shared.webhooks import verify
 
 PROCESSES = ("scheduler-1", "scheduler-2", "janitor", "worker")
 
@@ -139,6 +143,59 @@ def test_a_bulk_file_through_the_producer_s_role(whole, tmp_path):
     assert len(out.read_text("utf-8").splitlines()) == len(lines)
 
 
+def test_every_operation_of_the_gateway_is_done_as_its_role(whole):
+    """Files, batches, lists, pages, usage, dashboard, sessions: nothing is refused."""
+    with composed_use.calling(whole) as callers:
+        composed_use.use_files_and_batches(callers.user)
+        jobs = composed_use.use_jobs(callers.user)
+        composed_use.use_dashboard(callers, jobs)
+        composed_use.use_dead_letters(whole, callers.admin)
+        document = callers.user.get("/openapi.json")
+        assert composed_use.uncalled(document, callers.all()) == set()
+        composed_use.revoke_reader(whole)
+
+
+async def _look(whole: Composition) -> None:
+    async with Client(whole.url("producer")) as mill:
+        assert (await mill.snapshot()).groups
+        assert [model.name for model in await mill.models()] == [MODEL]
+        assert await mill.jobs(limit=5)
+        assert await mill.usage()
+        await mill.history()
+
+
+def test_a_producer_looks_at_the_pool(whole):
+    asyncio.run(_look(whole))
+    url = ("--url", whole.url("producer"))
+    done = whole.services["gateway"].run("top", "--once", "--json", *url)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["snapshot"]["groups"]
+
+
+async def _hooked(whole: Composition) -> list[Received]:
+    async with receiving() as receiver:
+        async with Client(whole.url("producer")) as mill:
+            job = await mill.submit(Prompt("x", model=MODEL, webhook=receiver.url()))
+            await job.result(timeout=20)
+        async with Client(whole.url("janitor")) as keeper:
+
+            async def is_delivered() -> bool:
+                return bool(await keeper.webhooks(state="delivered"))
+
+            await wait_until(is_delivered, timeout_s=20, what="a delivery")
+            await keeper.redeliver([job.id])
+        await wait_until(
+            lambda: len(receiver.requests) == 2, timeout_s=20, what="another delivery"
+        )
+        return receiver.requests
+
+
+def test_a_webhook_is_delivered_and_signed(whole):
+    secret = compose.passwords()["WEBHOOKS_SECRET"]
+    got = asyncio.run(_hooked(whole))
+    assert [verify(secret, one.headers, one.body) for one in got] == [True, True]
+
+
 def test_prometheus_can_read_every_process(whole):
     seen = set()
     for name in (*PROCESSES, "gateway"):
@@ -164,13 +221,9 @@ def test_a_process_that_hangs_is_not_well(whole):
     done = worker.run("health", "worker", "--pid", "1")
     assert done.returncode == 1
     assert "no worker with process id 1" in done.stderr
-    port = {"TOKENMILL_GATEWAY_PORT": "1"}
-    gateway = whole.services["gateway"]
-    before, gateway.env = gateway.env, {**gateway.env, **port}
-    try:
-        assert gateway.run("health", "gateway").returncode == 1
-    finally:
-        gateway.env = before
+    done = whole.services["gateway"].run("health", "gateway", "--pid", "1")
+    assert done.returncode == 1
+    assert "no gateway with process id 1" in done.stderr
 
 
 def test_everything_stops_as_docker_stops_it(whole):

@@ -4,13 +4,20 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
+import redis.asyncio
 from support import compose
-from support.composed import Composition, composed, redis_start
+from support.composed import MODEL, Composition, composed, redis_start
 from support.servers import SERVERS
 
+from tokenmill.producer.gateway.progress import Progress
+from tokenmill.scheduler.books import mend_books
+from tokenmill.scheduler.housekeeping import forget_groups, mend_orphans, trim
+from tokenmill.shared.config import Config
+from tokenmill.shared.keys import SHARDS, JobId, Keys, new_unique
 from tokenmill.shared.script_sources import load_script, script_names
 
 ROLES = ("metrics", "producer", "gateway", "scheduler", "worker", "janitor")
@@ -33,7 +40,6 @@ FORBIDDEN = {
         ("SCAN", "0"),
     ],
     "gateway": [
-        ("XRANGE", "tm:{m:0}:work:g", "-", "+"),
         ("SET", "arq:job:x", "y"),
         ("EVAL", "return redis.call('FLUSHALL')", "0"),
     ],
@@ -47,6 +53,8 @@ FORBIDDEN = {
     "worker": [
         ("HGETALL", "tm:api-keys"),
         ("GET", "tm:session:x"),
+        ("GET", "tm:pool"),
+        ("SET", "tm:pool", "{}"),
         ("XRANGE", "tm:{m:0}:q:interactive:128:0", "-", "+"),
         ("XADD", "tm:{m:0}:q:interactive:128:0", "*", "id", "x"),
         ("HGETALL", "tm:bulk:{r}:run"),
@@ -125,6 +133,12 @@ def test_what_a_role_only_reads_is_read_only_since_redis_7(server, role):
         assert refusal(whole, role, *words) == ""
 
 
+def test_the_gateway_does_not_write_a_group_s_work_since_redis_7(server):
+    version, whole = server
+    words = ("XADD", "tm:{m:0}:work:g", "*", "id", "x")
+    assert is_denied(refusal(whole, "gateway", *words)) is (version != "6.2")
+
+
 @pytest.mark.parametrize("role", ROLES[1:])
 def test_a_role_may_use_every_command_of_its_scripts(server, role):
     _, whole = server
@@ -135,6 +149,48 @@ def test_a_role_may_use_every_command_of_its_scripts(server, role):
         used = set(re.findall(r"redis\.p?call\(\s*'(\w+)'", source))
         missing = {c for c in used if f"+{c.lower()}" not in rules(whole, role)}
         assert not missing, (role, name, missing)
+
+
+async def test_the_janitor_mends_and_trims_as_its_role(server):
+    """On what there is to do: with nothing to mend, half of the commands never run."""
+    _, whole = server
+    keys, old = Keys(MODEL, 7), {"state": "running", "owner": "g", "attempt": "1"}
+    waiting = {"state": "queued", "class": "interactive", "tenant": "t"}
+    jobs = [str(JobId(MODEL, 7, new_unique())) for _ in range(2)]
+    with whole.admin() as admin:
+        admin.acl_log_reset()
+        for job, record in zip(jobs, (old, waiting), strict=True):
+            admin.hset(keys.job(job), mapping=record)
+        admin.xadd(keys.resume, {"id": "other"})
+        admin.xadd(keys.dead, {"id": jobs[0], "reason": "old"}, id="1000-0")
+        admin.zadd(keys.groups, {"gone": 1, "g": 2**50})
+        admin.hset(keys.group("g"), mapping={"running": "9"})
+    async with redis.asyncio.Redis.from_url(whole.url("janitor")) as client:
+        assert await mend_orphans(client, keys) == {"running": 1, "queued": 1}
+        await mend_books(client, keys)
+        assert await forget_groups(client, keys) == 1
+        assert (await trim(client, keys))["dead_letters"] == 1
+        assert await client.xlen(keys.resume) == 2
+    assert whole.denied() == []
+
+
+async def test_the_gateway_sees_whether_a_queue_moves_as_its_role(server):
+    _, whole = server
+    keys = Keys(MODEL, 8)
+    with whole.admin() as admin:
+        admin.acl_log_reset()
+        admin.sadd(SHARDS, keys.shard)
+        admin.zadd(keys.lanes, {"interactive:128:0": 1})
+        admin.zadd(keys.groups, {"g": 2**50})
+        room = {"running": 0, "max_running": 8, "credit_blocks": 9, "total_blocks": 9}
+        admin.hset(keys.group("g"), mapping={"state": "ready", **room})
+        admin.xadd(keys.work("g"), {"batch": "b"})
+    async with redis.asyncio.Redis.from_url(whole.url("gateway")) as client:
+        owner = SimpleNamespace(redis=client, config=Config())
+        look = await Progress(owner).look()
+    assert look.num_groups == 1
+    assert look.problems == ()
+    assert whole.denied() == []
 
 
 def scripts_of(role: str) -> tuple[str, ...]:

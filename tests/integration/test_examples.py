@@ -65,6 +65,11 @@ def refused(address: str, body: bytes | None = None) -> int:
     return 200
 
 
+def assert_asked(question: str, echoed: str) -> None:
+    """It came as a user's turn for an assistant to answer, not as a text to go on."""
+    assert echoed == f"user: {question}\nassistant: "
+
+
 def test_every_example_is_run_here():
     run_here = [name for name in globals() if name.startswith("test_")]
     listed = (EXAMPLES / "README.md").read_text("utf-8")
@@ -116,10 +121,13 @@ def test_fastapi_app(pool, tmp_path):
         body = json.dumps({"text": "round and round"}).encode()
         made = json.loads(fetch(f"{base}/answers", body, "application/json"))
         address = f"{base}/answers/{made['id']}"
-        assert fetch(f"{address}/text") == b"round and round"
-        assert fetch(f"{address}/text") == b"round and round"  # and again, from its log
-        assert json.loads(fetch(address))["text"] == "round and round"
-        assert refused(f"{base}/answers/{MODEL}.0.{'0' * 31}") == 404
+        first = fetch(f"{address}/text").decode()
+        assert_asked("round and round", first)
+        assert fetch(f"{address}/text").decode() == first  # and again, from its log
+        assert json.loads(fetch(address))["text"] == first
+        for unknown in (f"{MODEL}.0.{'0' * 31}", "nothing"):
+            assert refused(f"{base}/answers/{unknown}") == 404
+            assert refused(f"{base}/answers/{unknown}/text") == 404
 
 
 def test_sync_app(pool, tmp_path):
@@ -139,9 +147,10 @@ def test_sync_app(pool, tmp_path):
         made = wait_until_sync(enqueued, timeout_s=40)
         address = f"{base}/{made['id']}"
         wait_until_sync(lambda: json.loads(fetch(address))["state"] == "succeeded")
-        assert json.loads(fetch(address))["text"] == "to and fro"
+        assert_asked("to and fro", json.loads(fetch(address))["text"])
         assert refused(base, b"") == 400
-        assert refused(f"{base}/nothing") == 404
+        for unknown in (f"{MODEL}.0.{'0' * 31}", "nothing"):
+            assert refused(f"{base}/{unknown}") == 404
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +236,12 @@ def test_a_load_test_of_a_pool_that_runs(pool, tmp_path):
     text = report.read_text("utf-8")
     assert "## Open loop" in text
     assert "Not measured: the pool is not this run's own." in text
-    assert len(list(tmp_path.glob("*.svg"))) == 6
+    plots = {path.name for path in tmp_path.glob("*.svg")}
+    kinds = [f"{m}-{p}" for m in ("open", "closed") for p in ("ttft", "rate")]
+    assert {f"load-{kind}.svg" for kind in kinds} <= plots
+    assert all(f"]({name})" in text for name in plots)
+    # Problems stand in the report, too, for whoever reads nothing else.
+    assert all(f"- {problem}" in text for problem in found["problems"])
 
 
 def test_locust_drives_a_gateway(pool, tmp_path):

@@ -9,8 +9,9 @@ import pytest
 from support.shard_client import Shard
 from support.waiting import wait_until
 
-from tokenmill.producer.gateway.auth import Caller
+from tokenmill.producer.gateway.auth import TENANT_HEADER, Caller
 from tokenmill.producer.gateway.live_views import EVERY_S, LiveViews
+from tokenmill.producer.newest_jobs import NewestJobs
 from tokenmill.shared.api_keys import Scope
 from tokenmill.shared.bulk.keys import new_run_id
 from tokenmill.shared.bulk.messages import RunSpec
@@ -88,6 +89,10 @@ async def test_a_prompt_is_shown_to_its_own_tenant_and_to_nobody_else(
     assert admin.json()["job"]["tenant"] == "globex"
     assert admin.json()["input"] is None
     assert SECRET not in admin.text
+    acting = {**keys["admin"], TENANT_HEADER: "globex"}
+    reply = await gateway.http.get(path, headers=acting)
+    assert reply.json()["job"]["tenant"] == "globex"
+    assert SECRET not in reply.text  # acting for a tenant is not to be it
     assert own.json()["seed"] == str(2**63 - 1)  # more than a browser's numbers hold
 
 
@@ -222,10 +227,47 @@ async def test_history_is_what_the_janitor_noted(gateway, shard, keys) -> None:
 
 
 async def test_a_key_without_the_scope_read_sees_nothing(gateway, keys) -> None:
-    for path in ("me", "snapshot", "events", "history", "jobs", "dead"):
+    me = await gateway.http.get("/v1/admin/me", headers=keys["submitter"])
+    assert me.json()["scopes"] == ["inference"]  # for its playground
+    assert (await gateway.http.get("/v1/admin/me")).status_code == 401
+    for path in ("snapshot", "events", "history", "jobs", "dead"):
         reply = await gateway.http.get(f"/v1/admin/{path}", headers=keys["submitter"])
         assert reply.status_code == 403, path
         assert (await gateway.http.get(f"/v1/admin/{path}")).status_code == 401
+
+
+async def test_a_small_tenant_is_watched_at_the_cost_of_what_is_new(
+    gateway, shard
+) -> None:
+    async def num_reads() -> int:
+        stats = await shard.client.info("commandstats")
+        return sum(
+            stats.get(f"cmdstat_{name}", {}).get("calls", 0)
+            for name in ("hgetall", "hget")
+        )
+
+    old = await enqueue(shard, "acme")
+    for _ in range(100):
+        await enqueue(shard, "globex")
+    newest = NewestJobs(gateway.owner.client, 2)
+    found = await newest.look({"acme"})
+    assert [job.id for job in found["acme"]] == [old]
+
+    new = await enqueue(shard, "acme")
+    await enqueue(shard, "globex")
+    await shard.run_again(old)
+    before = await num_reads()
+    found = await newest.look({"acme"})
+    assert [job.id for job in found["acme"]] == [new, old]
+    assert [job.state for job in found["acme"]] == ["queued", "running"]
+    assert await num_reads() - before < 20  # and not one for each job of others
+
+    third = await enqueue(shard, "acme")
+    found = await newest.look({"acme", "globex"})  # who comes later sees all as well
+    assert [job.id for job in found["acme"]] == [third, new]
+    assert {job.tenant for job in found["globex"]} == {"globex"}
+    assert len(found["globex"]) == 2
+    assert await newest.look(()) == {}
 
 
 # --- one look for all ------------------------------------------------------------

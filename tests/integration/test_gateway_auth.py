@@ -170,6 +170,31 @@ async def test_a_field_names_a_tenant_under_the_same_rule(
     assert (await gateway.owner.client.job(job_id).info()).tenant == "umbrella"
 
 
+async def test_a_key_has_so_many_requests_open_at_once(
+    newest_redis, group, store: KeyStore, tmp_path
+) -> None:
+    ours, _ = await store.create("acme", [Scope.INFERENCE])
+    theirs, _ = await store.create("umbrella", [Scope.INFERENCE])
+    config = gateway_config(tmp_path, max_requests_per_key=1)
+    async with served(config, newest_redis.url) as gateway:
+        await group.pause()
+        waiting = [asyncio.create_task(asked(gateway, key)) for key in (ours, theirs)]
+
+        async def are_queued() -> bool:
+            return len(await gateway.owner.client.jobs()) == 2
+
+        await wait_until(are_queued)
+        refused = await asked(gateway, ours)
+        assert (refused.status_code, code_of(refused)) == (429, "too_many_requests")
+        assert "retry-after" in refused.headers
+        assert (await gateway.http.get("/healthz")).status_code == 200
+        group.serving.set()
+        assert [reply.status_code for reply in await asyncio.gather(*waiting)] == [
+            200
+        ] * 2
+        assert (await asked(gateway, ours)).status_code == 200
+
+
 # --- browsers -------------------------------------------------------------------------
 async def test_pages_of_others_cannot_use_an_open_gateway(gateway: Served) -> None:
     refused = await asked(gateway, Origin="https://evil.example")
@@ -178,6 +203,36 @@ async def test_pages_of_others_cannot_use_an_open_gateway(gateway: Served) -> No
     refused = await asked(gateway, Host="evil.example")
     assert (refused.status_code, code_of(refused)) == (403, "host_refused")
     assert (await asked(gateway, Origin=gateway.url.rstrip("/"))).status_code == 200
+    # A picture of theirs: no `Origin`, and browsers say so in another way.
+    models = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    refused = await gateway.http.get("/v1/models", headers=models)
+    assert (refused.status_code, code_of(refused)) == (403, "origin_refused")
+    models["Sec-Fetch-Mode"] = "navigate"  # a link, which leads to no act
+    assert (await gateway.http.get("/v1/models", headers=models)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via"]
+)
+async def test_an_open_gateway_serves_nobody_through_a_proxy(
+    gateway: Served, store: KeyStore, header: str
+) -> None:
+    refused = await asked(gateway, **{header: "203.0.113.7"})
+    assert (refused.status_code, code_of(refused)) == (403, "proxy_refused")
+    secret, _ = await store.create("acme", [Scope.INFERENCE])
+    assert (await asked(gateway, secret, **{header: "203.0.113.7"})).status_code == 200
+
+
+async def test_open_on_purpose_it_still_has_only_names_of_its_host(
+    newest_redis, group, tmp_path
+) -> None:
+    config = gateway_config(tmp_path, auth="none")
+    async with served(config, newest_redis.url) as gateway:
+        refused = await asked(gateway, Host="evil.example")
+        assert (refused.status_code, code_of(refused)) == (403, "host_refused")
+        # Its operator has let everyone in, and may do so through a proxy.
+        proxied = {"X-Forwarded-For": "203.0.113.7"}
+        assert (await asked(gateway, **proxied)).status_code == 200
 
 
 async def test_a_session_is_as_good_as_its_key(

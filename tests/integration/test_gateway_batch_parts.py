@@ -4,6 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.s3_server import BUCKET, s3_server
 
@@ -18,6 +19,7 @@ from tokenmill.producer.gateway.batches_parts import PartLine, Parts, PartSink
 from tokenmill.producer.gateway.batches_scratch import Scratch
 from tokenmill.producer.gateway.files_store import FilesStore
 from tokenmill.shared.bulk.messages import Item, Outcome
+from tokenmill.shared.errors import BulkOutputFailed
 from tokenmill.shared.messages import JobError, JobResult, Prompt
 
 RECORD = BatchRecord(
@@ -55,8 +57,8 @@ def settled(seq: int, state: str = "succeeded") -> Done | Refused:
     return Done(fed=Fed(item=item, label="completions"), outcome=outcome)
 
 
-def sink(store: FilesStore, path: Path, writer: str) -> PartSink:
-    return PartSink(Parts(store, RECORD.name, writer), Index(path / writer), FORM)
+def sink(store: FilesStore, path: Path, attempt: str) -> PartSink:
+    return PartSink(Parts(store, RECORD.name), Index(path / attempt), FORM)
 
 
 def content(store: FilesStore, file_id: str) -> list[bytes]:
@@ -64,15 +66,16 @@ def content(store: FilesStore, file_id: str) -> list[bytes]:
         return file.read().splitlines()
 
 
-def put_together(store: FilesStore, rest=None, ended: str = "completed"):
-    parts = Parts(store, RECORD.name, "last")
-    return assemble(store, RECORD, parts, rest, FORM, ended, threading.Event())
+def put_together(store: FilesStore, rest=None, ended: str = "completed", *, total: int):
+    parts = Parts(store, RECORD.name)
+    record = msgspec.structs.replace(RECORD, total=total)
+    return assemble(store, record, parts, rest, FORM, ended, threading.Event())
 
 
 def test_small_parts_are_merged_and_none_is_lost(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(batches_parts, "FAN", 4)
     store = FilesStore(tmp_path.as_uri())
-    parts = Parts(store, RECORD.name, "one")
+    parts = Parts(store, RECORD.name)
     count = 4 * 4 + 4 + 3
     for seq in range(count):
         parts.write([PartLine(seq, "succeeded", b"{}\n")])
@@ -96,16 +99,38 @@ def test_a_second_writer_goes_on_and_double_lines_come_once(store, tmp_path) -> 
     second.load()
     assert second.written([5, 6]) == {5, 6}
 
-    made = put_together(store)
+    made = put_together(store, total=7)
     assert (made.completed, made.failed) == (5, 2)
     lines = content(store, RECORD.output_id)
     assert len(lines) == len(set(lines)) == 5
     assert len(content(store, RECORD.error_id)) == 2
-    again = put_together(store)
+    again = put_together(store, total=7)
     assert again == made
 
     asyncio.run(store.remove_all(RECORD.name))
-    assert Parts(store, RECORD.name, "x").names() == []
+    assert Parts(store, RECORD.name).names() == []
+
+
+def test_the_same_gateway_takes_a_batch_up_again_and_loses_nothing(tmp_path) -> None:
+    """As after an outage of Redis that is longer than a lease."""
+    store = FilesStore((tmp_path / "files").as_uri())
+    for attempt in range(3):
+        again = sink(store, tmp_path, f"{attempt}")
+        again.load()
+        assert again.written([0, 1, 2, 3]) == set(range(attempt))
+        again.write([settled(attempt)])
+    made = put_together(store, total=3)
+    assert made.completed == 3
+
+
+@pytest.mark.parametrize("ended", ["completed", "expired"])
+def test_no_batch_ends_while_a_line_is_missing(tmp_path, ended) -> None:
+    store = FilesStore((tmp_path / "files").as_uri())
+    sink(store, tmp_path, "one").write([settled(0), settled(1)])
+    with pytest.raises(BulkOutputFailed, match="2 lines"):
+        put_together(store, None, ended, total=3)
+    with pytest.raises(FileNotFoundError):
+        content(store, RECORD.output_id)
 
 
 def test_what_was_never_done_is_told_in_the_error_file(tmp_path) -> None:
@@ -123,7 +148,7 @@ def test_what_was_never_done_is_told_in_the_error_file(tmp_path) -> None:
     one = sink(store, tmp_path, "one")
     one.write([settled(1)])
     rest = LineSource(path, one._index, Reader())
-    made = put_together(store, rest, "expired")
+    made = put_together(store, rest, "expired", total=3)
     assert (made.completed, made.failed) == (1, 0)
     errors = content(store, RECORD.error_id)
     assert len(errors) == 2
@@ -132,7 +157,7 @@ def test_what_was_never_done_is_told_in_the_error_file(tmp_path) -> None:
 
 def test_a_batch_without_lines_has_no_files(tmp_path) -> None:
     store = FilesStore(tmp_path.as_uri())
-    made = put_together(store)
+    made = put_together(store, total=0)
     assert (made.output_bytes, made.error_bytes) == (0, 0)
     with pytest.raises(FileNotFoundError):
         content(store, RECORD.output_id)

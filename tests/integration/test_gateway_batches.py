@@ -1,12 +1,20 @@
 """/v1/files and /v1/batches through the official client, on a pool of processes."""
 
-import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
+import msgspec
 import openai
 import pytest
 import redis.asyncio
+from support.batch_calls import (
+    URL,
+    begun,
+    content_of,
+    encoded,
+    ended,
+    line,
+    nobody_serves,
+)
 from support.leaks import leaked_keys
 from support.pools import UpProcess, up
 from support.served import gateway_config, served
@@ -14,10 +22,8 @@ from support.waiting import wait_until
 
 from tokenmill.producer.gateway import batches_api
 from tokenmill.shared.api_keys import KeyStore, Scope
-from tokenmill.shared.keys import MODELS
+from tokenmill.shared.file_keys import batch_key
 from tokenmill.shared.webhooks import deliveries
-
-URL = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -44,56 +50,6 @@ async def client(gateway):
         api_key="none", base_url=f"{gateway.url}/v1", max_retries=0, timeout=30
     ) as made:
         yield made
-
-
-def line(number: int, prompt: str | None = None, **body: object) -> dict:
-    return {
-        "custom_id": f"r{number}",
-        "method": "POST",
-        "url": URL,
-        "body": {
-            "model": "echo",
-            "prompt": prompt or f"prompt number {number}",
-            "max_tokens": 100,
-            **body,
-        },
-    }
-
-
-def encoded(lines: list) -> bytes:
-    texts = [one if isinstance(one, str) else json.dumps(one) for one in lines]
-    return "\n".join(texts).encode()
-
-
-async def begun(client, lines: list, **fields) -> openai.types.Batch:
-    file = await client.files.create(file=("in.jsonl", encoded(lines)), purpose="batch")
-    return await client.batches.create(
-        **{
-            "input_file_id": file.id,
-            "endpoint": URL,
-            "completion_window": "24h",
-            **fields,
-        }
-    )
-
-
-async def ended(client, batch, status: str = "completed") -> openai.types.Batch:
-    """The batch once it has ended."""
-    found: list[openai.types.Batch] = []
-
-    async def look() -> bool:
-        now = await client.batches.retrieve(batch.id)
-        found.append(now)
-        return now.status in ("completed", "failed", "expired", "cancelled")
-
-    await wait_until(look, timeout_s=30, every_s=0.05, what=f"the end of {batch.id}")
-    assert found[-1].status == status, found[-1]
-    return found[-1]
-
-
-async def content_of(client, file_id: str) -> list[dict]:
-    content = await client.files.content(file_id)
-    return [json.loads(text) for text in content.text.splitlines()]
 
 
 async def test_a_batch_has_openais_life(client) -> None:
@@ -166,19 +122,6 @@ async def test_nothing_to_run_fails_the_batch(client, lines) -> None:
         assert [fault.line for fault in failed.errors.data] == [1, 2]
     else:
         assert failed.errors.data[0].code == "empty_file"
-
-
-@asynccontextmanager
-async def nobody_serves(pool: UpProcess, model: str) -> AsyncIterator[None]:
-    """A model is known whose jobs wait for ever."""
-    async with redis.asyncio.Redis.from_url(pool.url) as store:
-        card = await store.hget(MODELS, "echo")
-        named = card.replace(b'"echo"', f'"{model}"'.encode(), 1)
-        await store.hset(MODELS, model, named)
-        try:
-            yield
-        finally:
-            await store.hdel(MODELS, model)
 
 
 async def test_a_cancelled_batch_keeps_what_was_done(client, pool) -> None:
@@ -260,6 +203,15 @@ async def test_a_repeat_with_an_idempotency_key_is_the_same_batch(client) -> Non
     await ended(client, one)
 
 
+async def test_metadata_is_the_caller_s_own_and_means_nothing(client, gateway) -> None:
+    free = {"webhook": "http://127.0.0.1:9/not-asked-for"}
+    batch = await begun(client, [line(1)], metadata=free)
+    assert batch.metadata == free
+    await ended(client, batch)
+    record = await gateway.owner.redis.get(batch_key(batch.id))
+    assert msgspec.json.decode(record).get("webhook") is None
+
+
 async def test_the_end_is_announced(client, gateway) -> None:
     address = "http://127.0.0.1:9/hook"
     batch = await begun(client, [line(1)], extra_body={"webhook": address})
@@ -328,31 +280,6 @@ async def test_the_run_of_a_batch_is_shown_and_usage_counted(client, gateway) ->
     assert sum(row["completion_tokens"] for row in used) > 0
     everyone = (await gateway.http.get("/v1/usage?all_tenants=true")).json()["data"]
     assert len(everyone) >= len(used)
-
-
-async def test_a_gateway_that_goes_hands_its_batches_on(pool, tmp_path) -> None:
-    """At once: the lease of the first would last for a minute."""
-    config = gateway_config(tmp_path, auth="none", batch_lease_s=60)
-
-    def of(gateway) -> openai.AsyncOpenAI:
-        base = f"{gateway.url}/v1"
-        return openai.AsyncOpenAI(api_key="none", base_url=base, max_retries=0)
-
-    async with nobody_serves(pool, "absent"):
-        async with served(config, pool.url) as first, of(first) as client:
-            batch = await begun(client, [line(1), line(2, model="absent")])
-
-            async def one_done() -> bool:
-                now = await client.batches.retrieve(batch.id)
-                return now.request_counts.completed == 1
-
-            await wait_until(one_done, timeout_s=20, every_s=0.05)
-        async with served(config, pool.url) as second, of(second) as client:
-            await client.batches.cancel(batch.id)
-            done = await ended(client, batch, "cancelled")
-            assert done.request_counts.completed == 1
-            good = await content_of(client, done.output_file_id)
-            assert [one["custom_id"] for one in good] == ["r1"]
 
 
 async def test_everything_of_it_expires(client, gateway) -> None:

@@ -164,20 +164,54 @@ async def test_names_lead_nowhere(gateway, tmp_path) -> None:
         assert content.status_code == 200
     for odd in ("file-..", "..", f"file-{'0' * 32}%2f..", "file-" + "g" * 32):
         assert (await gateway.http.get(f"/v1/files/{odd}")).status_code == 404
-    assert all(path.parent == tmp_path / "files/default" for path in objects(tmp_path))
+    (pool,) = (tmp_path / "files").iterdir()
+    assert all(path.parent == pool / "default" for path in objects(tmp_path))
 
 
 async def test_what_nobody_lists_is_removed(gateway, tmp_path, store) -> None:
     kept = (await upload(gateway, b"kept")).json()["id"]
     gone = (await upload(gateway, b"gone")).json()["id"]
     await store.delete(file_key(gone))  # as when its time is over
-    (tmp_path / "files/default/file-left.0a.part").write_bytes(b"of a killed gateway")
+    (pool,) = (tmp_path / "files").iterdir()
+    torn = f"file-{'0' * 32}.{'a' * 8}.part"
+    (pool / "default" / torn).write_bytes(b"of a killed gateway")
     assert await gateway.owner.files.clean(grace_s=3600) == 0
     assert await gateway.owner.files.clean(grace_s=-1) == 2
     assert [path.name for path in objects(tmp_path)] == [kept]
     assert await store.zrange(files_key("default"), 0, -1) == [kept.encode()]
     listed = (await gateway.http.get("/v1/files")).json()["data"]
     assert [file["id"] for file in listed] == [kept]
+
+
+async def test_what_is_not_this_pools_is_left_alone(gateway, tmp_path, store) -> None:
+    """Whatever its name, and however old: the store may be a home directory."""
+    await upload(gateway, b"x")
+    (pool,) = (tmp_path / "files").iterdir()
+    others = [
+        tmp_path / "files" / place
+        for place in (
+            *("thesis.txt", "photos/cat.jpg", "photos/2019/dog.jpg"),
+            f"acme/file-{'0' * 32}",
+            f"pool-{'0' * 16}/acme/file-{'0' * 32}",
+            f"{pool.name}/notes/why.txt",
+        )
+    ]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    await store.delete(*await store.keys("tm:file:file-*"))
+    assert await gateway.owner.files.clean(grace_s=-1) == 1
+    assert sorted(objects(tmp_path)) == sorted(others)
+
+
+async def test_pools_with_one_store_keep_apart(gateway, tmp_path, store) -> None:
+    await upload(gateway, b"first")
+    await store.flushall()  # another pool's Redis
+    config = gateway_config(tmp_path)
+    async with served(config, gateway.owner.url) as other:
+        await upload(other, b"second")
+        assert await other.owner.files.clean(grace_s=-1) == 0
+    assert len(objects(tmp_path)) == 2
 
 
 async def test_records_expire_with_their_files(gateway, store) -> None:
@@ -217,6 +251,38 @@ async def test_a_bucket_serves_as_well(newest_redis, store, tmp_path, bucket) ->
         assert [name for name, _ in found] == [f"default/{file_id}"]
 
 
+async def test_a_tenant_has_room_for_so_many_files_and_bytes(
+    newest_redis, store, tmp_path
+) -> None:
+    config = gateway_config(
+        tmp_path, max_file_bytes=MOST, max_tenant_files=3, max_tenant_bytes=100_000
+    )
+    async with served(config, newest_redis.url) as gateway:
+        assert (await upload(gateway, b"x" * 60_000)).status_code == 200
+        for size in (40_001, 90_000):
+            refused = await upload(gateway, b"x" * size)
+            assert refused.status_code == 403
+            assert refused.json()["error"]["code"] == "files_quota_exceeded"
+        assert len(objects(tmp_path)) == 1
+        small = [await upload(gateway, b"x") for _ in range(2)]
+        assert [reply.status_code for reply in small] == [200, 200]
+        assert "max_tenant_files" in (await upload(gateway, b"x")).text
+        await gateway.http.delete(f"/v1/files/{small[0].json()['id']}")
+        assert (await upload(gateway, b"x" * 30_000)).status_code == 200
+
+
+async def test_uploads_that_arrive_at_once_share_the_room(
+    newest_redis, store, tmp_path
+) -> None:
+    config = gateway_config(tmp_path, max_tenant_bytes=100_000)
+    async with served(config, newest_redis.url) as gateway:
+        replies = await asyncio.gather(
+            *(upload(gateway, b"x" * 40_000) for _ in range(6))
+        )
+        assert sorted(reply.status_code for reply in replies) == [200] * 2 + [403] * 4
+        assert len(objects(tmp_path)) == 2
+
+
 async def test_a_store_that_is_away_is_told(newest_redis, store, tmp_path) -> None:
     (tmp_path / "files").write_text("no directory")
     async with served(gateway_config(tmp_path), newest_redis.url) as gateway:
@@ -224,3 +290,4 @@ async def test_a_store_that_is_away_is_told(newest_redis, store, tmp_path) -> No
         assert reply.status_code == 503
         assert reply.json()["error"]["code"] == "storage_unavailable"
         assert reply.headers["retry-after"]
+        assert str(tmp_path) not in reply.text

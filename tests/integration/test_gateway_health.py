@@ -1,9 +1,12 @@
 """/healthz tells of progress, /readyz of use; neither asks for a key."""
 
 import asyncio
+import signal
 
+import httpx
 import pytest
 import redis.asyncio
+from support.commands import CommandPool
 from support.fake_group import FakeGroup
 from support.served import Served, gateway_config, served
 from support.servers import SERVERS, running
@@ -14,6 +17,7 @@ from tokenmill.producer.cli_gateway import check_gateway
 from tokenmill.producer.gateway import progress
 from tokenmill.shared.api_keys import KeyStore, Scope
 from tokenmill.shared.config import Config, GatewayConfig
+from tokenmill.shared.messages import DEFAULT_MODEL
 from tokenmill.shared.pool.doctor import examine
 
 
@@ -107,9 +111,65 @@ async def test_without_a_worker_it_is_not_ready(gateway: Served, group) -> None:
     assert await problems(gateway) == []
 
 
+async def test_jobs_that_wait_and_no_worker_lives_are_no_progress(
+    gateway: Served, group
+) -> None:
+    await group.pause()
+    await gateway.owner.client.submit("hello")
+    await group.scripts.leave(group.name)
+
+    async def stalled() -> list[str]:
+        return await problems(gateway)
+
+    (problem,) = await wait_until(stalled, what="the stall")
+    assert "no worker that serves its model lives" in problem
+
+
+async def test_a_redis_that_refuses_writes_is_not_well(
+    gateway: Served, redis_client
+) -> None:
+    await redis_client.config_set("maxmemory", 1)
+    try:
+        (problem,) = await problems(gateway)
+    finally:
+        await redis_client.config_set("maxmemory", 0)
+    assert "refuses writes" in problem
+    assert await problems(gateway) == []
+    assert not await redis_client.exists("tm:process:gateway:probe")
+
+
 async def test_a_gateway_that_is_to_go_is_not_ready(gateway: Served) -> None:
     gateway.owner.draining.set()
     assert "going down" in (await problems(gateway, "/readyz"))[0]
+
+
+async def test_balancers_hear_of_the_end_while_all_is_served_still(
+    newest_redis, group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = CommandPool(newest_redis.url, group)
+    monkeypatch.setenv("TOKENMILL_GATEWAY_UNREADY_S", "60")
+    process = await pool.start("gateway", "--port", "0")
+    assert process.stdout is not None
+    address = (await process.stdout.readline()).decode().split()[1]
+    async with httpx.AsyncClient(base_url=address, timeout=20) as http:
+
+        async def is_unready() -> bool:
+            return (await http.get("/readyz")).status_code == 503
+
+        assert not await is_unready()
+        process.send_signal(signal.SIGTERM)
+        await wait_until(is_unready, what="word of the end")
+    async with httpx.AsyncClient(base_url=address, timeout=20) as new:
+        body = {"model": DEFAULT_MODEL, "prompt": "a b"}
+        assert (await new.post("/v1/completions", json=body)).status_code == 200
+    process.send_signal(signal.SIGTERM)  # once more: at once
+    assert await asyncio.wait_for(process.wait(), 15) == 0
+
+
+async def test_probes_may_ask_for_the_head_alone(gateway: Served) -> None:
+    for path in ("/healthz", "/readyz"):
+        reply = await gateway.http.head(path)
+        assert (reply.status_code, reply.content) == (200, b"")
 
 
 async def test_probes_ask_for_no_key(gateway: Served, redis_client) -> None:

@@ -79,6 +79,15 @@ async def test_a_repeat_finds_the_job_and_another_request_is_refused(gateway) ->
     assert refused.json()["error"]["code"] == "idempotency_conflict"
 
 
+async def test_two_words_for_one_field_must_agree(gateway, group) -> None:
+    two = {**BODY, "class": "bulk", "job_class": "interactive"}
+    refused = await gateway.http.post("/v1/jobs", json=two)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "class"
+    same = {**BODY, "class": "bulk", "job_class": "bulk"}
+    assert (await gateway.http.post("/v1/jobs", json=same)).status_code == 202
+
+
 async def test_options_come_as_headers_or_fields(gateway, group) -> None:
     await group.pause()
     headers = {

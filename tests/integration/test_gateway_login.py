@@ -1,8 +1,13 @@
 """Logging in with a key, what a session may do, and the dashboard's pages."""
 
+import asyncio
 import re
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from tokenmill.producer.gateway import auth, leaving
+from tokenmill.shared.api_keys import Scope
 
 pytest_plugins = "support.keyed_gateway"
 
@@ -39,12 +44,49 @@ async def test_login_gives_a_cookie_that_acts_as_the_key(gateway, keys) -> None:
 
 
 async def test_the_cookie_is_secure_where_the_page_came_by_https(gateway, keys) -> None:
-    reply = await gateway.http.post(
-        "/login",
-        json={"key": secret_of(keys["acme"])},
-        headers={"X-Forwarded-Proto": "https"},  # of a proxy on this host
-    )
+    """TLS ends at a proxy; what tells is the origin of the page, which is checked."""
+    site = {"Origin": gateway.url.rstrip("/").replace("http://", "https://")}
+    login = {"key": secret_of(keys["acme"])}
+    reply = await gateway.http.post("/login", json=login, headers=site)
+    cookie = reply.headers["set-cookie"]
+    assert cookie.startswith(f"__Host-{COOKIE}=")
+    assert "Secure" in cookie
+    assert "Path=/" in cookie
+    assert "Domain" not in cookie
+    session = {**site, "Cookie": cookie.partition(";")[0]}
+    assert (await gateway.http.get("/v1/admin/me", headers=session)).status_code == 200
+    reply = await gateway.http.post("/logout", headers=session)
+    assert f'__Host-{COOKIE}=""' in reply.headers["set-cookie"]
     assert "Secure" in reply.headers["set-cookie"]
+    assert (await gateway.http.get("/v1/admin/me", headers=session)).status_code == 401
+
+
+async def test_what_is_watched_ends_with_the_session_or_the_key(
+    gateway, keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(auth, "KEY_AGE_S", 0.0)
+    store = gateway.owner.keys.store
+    secret, record = await store.create("acme", [Scope.READ])
+    cookie = await store.open_session(secret)
+    session = {"Cookie": f"{COOKIE}={cookie}"}
+
+    async def watch(headers: dict[str, str], *, by_logout: bool) -> None:
+        path = "/v1/admin/events"
+        async with gateway.http.stream("GET", path, headers=headers) as reply:
+            assert reply.status_code == 200
+            lines = reply.aiter_lines()
+            await anext(lines)
+            if by_logout:
+                await gateway.http.post("/logout", headers=session)
+            else:
+                await store.revoke(record.id)
+            async with asyncio.timeout(5):
+                async for _ in lines:
+                    pass
+
+    await watch(session, by_logout=True)
+    await watch({"Authorization": f"Bearer {secret}"}, by_logout=False)
 
 
 async def test_pages_of_other_sites_can_do_nothing_with_a_session(
@@ -85,6 +127,9 @@ async def test_pages_lead_to_the_login_and_hold_nothing_of_the_pool(gateway) -> 
     reply = await gateway.http.get("/dashboard/jobs")
     assert reply.status_code == 303
     assert reply.headers["location"] == "/login?next=/dashboard/jobs"
+    reply = await gateway.http.get("/dashboard/jobs?state=failed&q=a b")
+    wanted = parse_qs(urlsplit(reply.headers["location"]).query)
+    assert wanted == {"next": ["/dashboard/jobs?state=failed&q=a%20b"]}
     login = await gateway.http.get("/login")
     assert login.status_code == 200
     policy = login.headers["content-security-policy"]

@@ -2,10 +2,14 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
+import psutil
 import pytest
 import redis.asyncio
 from support.fake_group import card
@@ -51,7 +55,29 @@ def client(base: str) -> Iterator[openai.OpenAI]:
 
 
 def test_up_prints_where_the_dashboard_is(pool: UpProcess, base: str) -> None:
-    assert f"dashboard {base}/\n" in pool.text
+    wait_until_sync(lambda: f"dashboard {base}/\n" in pool.text, what="its address")
+
+
+def test_a_killed_gateway_on_a_free_port_is_back_at_its_address(
+    pool: UpProcess, base: str
+) -> None:
+    health = [sys.executable, "-m", "tokenmill", "health", "gateway"]
+    asked = {"env": pool.env, "cwd": pool.directory, "capture_output": True}
+    done = subprocess.run(health, **asked, text=True)
+    assert done.returncode == 0, done.stderr  # it is not at the port of the settings
+    (first,) = pool.pids("gateway")[-1:]
+    psutil.Process(first).kill()
+
+    def answers() -> bool:
+        try:
+            found = httpx.get(f"{base}/healthz", trust_env=False)
+        except httpx.TransportError:
+            return False
+        return found.status_code == 200
+
+    wait_until_sync(lambda: pool.pids("gateway")[-1] != first, timeout_s=20)
+    wait_until_sync(answers, timeout_s=30, what="the gateway at its old address")
+    assert subprocess.run(health, **asked).returncode == 0
 
 
 # --- chat -----------------------------------------------------------------------------
@@ -206,6 +232,27 @@ def test_what_the_scheduler_finds_is_an_error_before_the_stream(
         list(client.completions.create(model=MODEL, prompt="a<eos>", stream=True))
     assert wrong.value.param == "prompt"
     assert wrong.value.code == "control_tokens_in_text"
+    # It speaks of the caller's field, and of no job.
+    assert wrong.value.body["message"].startswith("prompt: ")
+    assert "control_tokens_in_text" not in wrong.value.body["message"]
+    assert "text:" not in wrong.value.body["message"]
+
+
+def test_tokens_of_the_echo_engine_are_certain(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model=MODEL, messages=CHAT, logprobs=True, top_logprobs=1, max_tokens=3
+    )
+    assert chat.choices[0].logprobs is not None
+    told = chat.choices[0].logprobs.content
+    assert [one.token for one in told] == list(ECHOED[:3])
+    assert [(one.logprob, one.top_logprobs[0].token) for one in told] == [
+        (0.0, token) for token in ECHOED[:3]
+    ]
+    streamed = client.completions.create(
+        model=MODEL, prompt="abcd", logprobs=0, stream=True
+    )
+    tokens = [t for c in streamed for t in c.choices[0].logprobs.tokens]
+    assert tokens == list("abcd")
 
 
 def test_a_key_used_for_another_request_conflicts(client: openai.OpenAI) -> None:
@@ -213,6 +260,26 @@ def test_a_key_used_for_another_request_conflicts(client: openai.OpenAI) -> None
     client.completions.create(model=MODEL, prompt="a", extra_headers=headers)
     with pytest.raises(openai.ConflictError):
         client.completions.create(model=MODEL, prompt="b", extra_headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [(["a", "b"], ["a"]), (["a"], ["a", "b"]), (["a", "b"], ["a", "c"])],
+)
+def test_a_key_holds_for_all_prompts_of_a_request(
+    client: openai.OpenAI, first: list[str], other: list[str]
+) -> None:
+    headers = {"Idempotency-Key": f"{len(first)}-then-{'-'.join(other)}"}
+
+    def asked(prompts: list[str]) -> str:
+        return client.completions.create(
+            model=MODEL, prompt=prompts, extra_headers=headers
+        ).id
+
+    made = asked(first)
+    with pytest.raises(openai.ConflictError):
+        asked(other)
+    assert asked(first) == made
 
 
 # --- asyncio --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from support.scheduled_pool import KEYS, Pool, new_job, scheduling
 from support.servers import RedisServer
@@ -169,3 +170,17 @@ async def test_history_is_bounded_and_skips_strangers(pool: Pool, mill: Client) 
     assert await pool.client.xlen(HISTORY) == 360
     (sample,) = await mill.history()
     assert sample.waiting == {"interactive": 0, "bulk": 0}
+
+
+@pytest.mark.parametrize("score", [float("inf"), float("-inf"), 1e300, -1e300])
+async def test_scores_that_are_no_times_upset_nothing(
+    redis_client, mill: Client, score: float
+) -> None:
+    await redis_client.sadd(SHARDS, KEYS.shard)
+    await redis_client.zadd(KEYS.lanes, {"interactive:128:0": score})
+    await redis_client.zadd(KEYS.groups, {"g": score})
+    await redis_client.xadd(KEYS.queue("interactive", "128", "0"), {"id": "x"})
+    await redis_client.hset(KEYS.load, "jobs", 10**30)
+    seen = await mill.snapshot()
+    assert depths(seen) == {("interactive", "128"): 1}
+    assert msgspec.json.encode(seen)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 from rich.console import Console
 from support.pools import clean_environment
@@ -13,6 +14,7 @@ from support.scheduled_pool import Pool, new_job
 from support.servers import SERVERS, RedisServer, running
 from support.terminal import terminal
 
+from tokenmill.producer.info import JobInfo
 from tokenmill.producer.watch.bars import sparkline, stacked
 from tokenmill.producer.watch.render import render
 from tokenmill.producer.watch.view import RunRow, TopView
@@ -102,7 +104,7 @@ async def test_off_a_terminal_it_prints_once_and_without_colour(
     assert "4 waiting" in out
     assert out.count("QUEUE") == 1
     assert max(map(len, out.splitlines())) <= 50
-    assert "TENANT" not in out
+    assert "PROMPT" not in out
     found = json.loads(run(server.url, "--json", "--jobs", "2"))
     assert found["snapshot"]["waiting_jobs"] == 4
     assert len(found["jobs"]) == 2
@@ -184,6 +186,27 @@ def test_it_fits_every_width(width: int) -> None:
     lines = drawn(big_view(), width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("… 18 more" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_no_cell_is_cut_off_where_columns_can_be_left_out(width: int) -> None:
+    job = JobInfo(
+        id="smollm2-135m-instruct:0:01k5zq8x6v3m4n7p9r2s",
+        model="smollm2-135m-instruct",
+        state="succeeded",
+        job_class="interactive",
+        tenant="a-department",
+        prompt_tokens=12_345,
+    )
+    view = msgspec.structs.replace(big_view(), jobs=(job,))
+    text = drawn(view, width=width)
+    assert "JOB" in text
+    assert job.id[-12:] in text
+    assert "succeeded" in text
+    assert "50%" in text
+    # What is cut off ends in an ellipsis; a shortened id begins with one.
+    cut = [w for line in text.splitlines() for w in line.split() if w.endswith("…")]
+    assert cut == ["…"]  # "… 18 more"
 
 
 def test_buckets_stand_in_order_and_partitions_together() -> None:

@@ -9,7 +9,7 @@ from support.shard_client import KEYS, new_job
 from support.waiting import wait_until
 from support.webhook_cases import SECRET, attempt, deliverer, ended
 
-from tokenmill.scheduler import webhook_delivery
+from tokenmill.scheduler import webhook_turns
 from tokenmill.scheduler.webhook_delivery import retry_after_s, wait_after
 from tokenmill.scheduler.webhook_records import KEEP_MS, Records
 from tokenmill.shared.config import WebhooksConfig
@@ -210,7 +210,7 @@ async def test_an_attempt_that_was_cut_off_counts(shard):
 
 
 async def test_one_host_that_hangs_has_a_few_attempts_at_once(shard, monkeypatch):
-    monkeypatch.setattr(webhook_delivery, "PER_TARGET", 2)
+    monkeypatch.setattr(webhook_turns, "PER_TARGET", 2)
     config = WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=0.4)
     async with receiving(None) as slow, receiving() as quick:
         ids = [await ended(shard, slow.url()) for _ in range(5)]
@@ -231,6 +231,8 @@ async def test_a_job_that_goes_on_or_has_no_webhook_is_not_told(shard):
     for name in (running, plain, "no such job", "tiny.0.0000000000000000"):
         assert await attempt(shard.client, name) is None
     assert not await shard.client.zcard(LOG)
+    # What goes on still has its webhook to come.
+    assert await shard.client.zrange(KEYS.webhooks, 0, -1) == [running.encode()]
 
 
 async def test_a_job_whose_record_expired_unseen_is_said_to_be_lost(shard):

@@ -1,7 +1,5 @@
 """Webhooks in the janitor: noticed in several ways, delivered at least once."""
 
-import asyncio
-import contextlib
 import ssl
 
 import httpx
@@ -10,20 +8,22 @@ import redis.asyncio
 from support.receiver import receiving
 from support.shard_client import KEYS, Shard
 from support.waiting import wait_until
+from support.webhook_serving import SECRET, came, serving, settled
 
 from tokenmill import Client, SyncClient
+from tokenmill.scheduler import webhook_service
 from tokenmill.scheduler import webhooks as webhooks_module
-from tokenmill.scheduler.events import DoneReader
-from tokenmill.scheduler.webhook_service import run_webhooks
 from tokenmill.scheduler.webhooks import Webhooks
-from tokenmill.shared.bulk.keys import BELL
-from tokenmill.shared.config import Config, WebhooksConfig
 from tokenmill.shared.errors import InvalidRequest, UnknownJob
 from tokenmill.shared.webhook_keys import ANNOUNCED, OPEN, QUEUE, delivery_key
-from tokenmill.shared.webhooks import MOST_EVENT_BYTES, WebhookEvent, announce, verify
+from tokenmill.shared.webhooks import (
+    MOST_EVENT_BYTES,
+    WebhookEvent,
+    announce,
+    ask_again,
+    verify,
+)
 
-SECRET = "a secret of sixteen"
-CONFIG = Config(webhooks=WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=5))
 TRUSTED = ssl.create_default_context()
 
 
@@ -39,40 +39,6 @@ async def client(newest_redis):
     await client.flushall()
     yield client
     await client.aclose()
-
-
-@contextlib.asynccontextmanager
-async def serving(url):
-    """The janitor's part: it delivers, and hears of ends of jobs."""
-    client = redis.asyncio.Redis.from_url(url)
-    reader = DoneReader(client, (Webhooks(client).on_done,), bell=BELL)
-
-    async def hear():
-        while True:
-            await reader.step()
-
-    tasks = [
-        asyncio.create_task(run_webhooks(url, CONFIG)),
-        asyncio.create_task(hear()),
-    ]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await client.aclose()
-
-
-def came(receiver, count):
-    return wait_until(lambda: len(receiver.requests) >= count, what=f"{count} webhooks")
-
-
-async def settled(client, event_id, state="delivered"):
-    async def is_so():
-        return await client.hget(delivery_key(event_id), "state") == state.encode()
-
-    await wait_until(is_so, what=f"{event_id} {state}")
 
 
 async def forgotten(client):
@@ -203,28 +169,53 @@ async def test_the_sweep_finds_what_nobody_was_told_of(client, monkeypatch):
     assert set(waiting).isdisjoint(queued)
 
 
-async def test_redelivery_on_request(client, newest_redis):
-    shard = await Shard(client).open("g1")
-    async with receiving("404 None", "200 OK") as receiver, serving(newest_redis.url):
-        job_id = await shard.enqueue(webhook=receiver.url())
-        await shard.scripts.cancel(job_id)
-        await settled(client, job_id, "given_up")
-        async with Client(newest_redis.url) as mill:
-            await mill.redeliver([job_id])
-            await settled(client, job_id)
-            (seen,) = await mill.webhooks(state="delivered")
-            assert seen.attempts == 1
-            # Also one that was delivered, and one whose record of delivery is gone.
-            await mill.redeliver([job_id])
-            await came(receiver, 3)
-            await settled(client, job_id)
-            await client.delete(delivery_key(job_id))
-            await mill.redeliver([job_id])
-            await came(receiver, 4)
-            for unknown in ("nothing", "tiny.0.0000000000000000"):
-                with pytest.raises(UnknownJob, match="no webhook"):
-                    await mill.redeliver([job_id, unknown])
-    assert set(receiver.ids) == {job_id}
+async def test_the_sweep_needs_no_place_among_deliveries(
+    client, newest_redis, monkeypatch
+):
+    monkeypatch.setattr(webhook_service, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(webhook_service, "SWEEP_S", 0.05)
+    async with receiving(None) as hung, serving(newest_redis.url):
+        await announce(client, hung.url(), {"id": "hangs", "type": "t"})
+        await came(hung, 1)
+        await client.zadd(OPEN, {"missed": 1})
+
+        async def found():
+            return await client.zscore(QUEUE, "webhook:missed") is not None
+
+        await wait_until(found, timeout_s=3, what="the sweep")
+        assert hung.connections == 1
+
+
+async def test_what_is_said_of_one_event_together_is_taken_in_its_order(client):
+    hooks = Webhooks(client)
+    await announce(client, "https://example.com/1", {"id": "one", "type": "t"})
+    await announce(client, "https://example.com/2", {"id": "one", "type": "t"})
+    await ask_again(client, ["one", "unknown"])
+    await client.xadd(ANNOUNCED, {"x": "y"})
+    assert await hooks.take_announced() == 5
+    assert not await client.xlen(ANNOUNCED)
+    record = await client.hgetall(delivery_key("one"))
+    assert record[b"url"] == b"https://example.com/1"
+    assert (record[b"state"], record[b"attempts"]) == (b"pending", b"0")
+    assert {n.decode() for n in await client.zrange(QUEUE, 0, -1)} == {
+        *("webhook:one", "webhook:unknown"),
+    }
+
+
+async def test_overdue_deliveries_are_looked_at_some_at_a_time(client, monkeypatch):
+    monkeypatch.setattr(webhooks_module, "COUNT", 3)
+    await client.zadd(OPEN, {f"batch_{number}": 1 for number in range(10)})
+    assert await Webhooks(client).sweep() == 10
+    assert await client.zcard(QUEUE) == 10
+
+
+async def test_many_announcements_wait_for_a_janitor(client):
+    pipe = client.pipeline(transaction=False)
+    for _ in range(12_000):
+        pipe.xadd(ANNOUNCED, {"id": "x"})
+    await pipe.execute()
+    await announce(client, "https://example.com/", {"id": "last", "type": "t"})
+    assert await client.xlen(ANNOUNCED) == 12_001
 
 
 def test_the_sync_client_lists_them_too(newest_redis):

@@ -1,14 +1,21 @@
 """Where webhooks go: what is looked up, checked, connected to, and trusted."""
 
+import io
 import ipaddress
 import ssl
 
+import arq
 import httpcore
 import pytest
+import structlog
 from support.receiver import receiving
-from support.webhook_cases import CONFIG, SECRET, attempt, ended
+from support.webhook_cases import CONFIG, SECRET, attempt, deliverer, ended
 
-from tokenmill.shared.config import WebhooksConfig
+from tokenmill.scheduler.webhook_service import DELIVERER, deliver
+from tokenmill.scheduler.webhook_transport import Poster, TargetRefused
+from tokenmill.shared.config import LogConfig, WebhooksConfig
+from tokenmill.shared.logging import configure
+from tokenmill.shared.webhook_target import url_problem
 from tokenmill.shared.webhooks import deliveries
 
 pytest_plugins = ("support.certificates", "support.webhook_fixtures")
@@ -82,3 +89,45 @@ async def test_a_certificate_is_checked_against_the_name(shard, certificates):
     assert bad.state == "pending"
     assert "certificate is not trusted" in (bad.error or "")
     assert len(receiver.requests) == 1
+
+
+LONG_HOST = "https://" + "a" * 64 + ".example.com/hook?token=hidden"
+
+
+async def test_a_host_that_cannot_be_a_name_is_refused_and_given_up(shard):
+    assert "longer than 63" in (url_problem(LONG_HOST, allow_private=True) or "")
+    async with Poster(timeout_s=5, allow_private=True) as poster:
+        with pytest.raises(TargetRefused, match="cannot be a name"):
+            await poster.post(LONG_HOST, {}, b"{}")
+
+    async def resolve(host, port):
+        raise UnicodeError("label empty or too long")
+
+    job_id = await ended(shard, "https://odd.example.com/")
+    assert await attempt(shard.client, job_id, CONFIG, resolve) is None
+    (seen,) = await deliveries(shard.client)
+    assert (seen.state, seen.error) == ("given_up", "its host cannot be a name")
+
+
+async def test_a_failure_of_ours_shows_no_secret_in_a_log_for_people(shard):
+    """The form for terminals: its longest one shows local variables."""
+
+    async def resolve(host, port):
+        raise ZeroDivisionError("ours")
+
+    job_id = await ended(shard, "https://odd.example.com/?token=hidden", text="private")
+    stream = io.StringIO()
+    configure(LogConfig(format="console"), "janitor", stream)
+    try:
+        one, poster = deliverer(shard.client, CONFIG, resolve)
+        async with poster:
+            with pytest.raises(arq.Retry):
+                await deliver({DELIVERER: one}, job_id)
+    finally:
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
+    told = stream.getvalue()
+    assert "webhook_broken" in told
+    assert "ZeroDivisionError: ours" in told
+    for hidden in (SECRET, "token=hidden", "private"):
+        assert hidden not in told

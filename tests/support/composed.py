@@ -108,7 +108,11 @@ class Composition:
     def secrets(self) -> list[str]:
         """What no log may show."""
         made = compose.passwords()
-        words = [value for name, value in made.items() if name.endswith("PASSWORD")]
+        words = [
+            value
+            for name, value in made.items()
+            if name.endswith(("PASSWORD", "SECRET"))
+        ]
         return [*words, *self.keys.values(), ADMIN]
 
     def admin(self) -> "redis.Redis":
@@ -181,7 +185,8 @@ def composed(directory: Path, version: str) -> Iterator[Composition]:
         directory: For everything that they write.
         version: Of Redis.
     """
-    values = {**compose.passwords(), "TOKENMILL_MODELS": MODEL}
+    own = {"TOKENMILL_MODELS": MODEL, "WEBHOOKS_ALLOW_PRIVATE": "true"}
+    values = {**compose.passwords(), **own}
     specs = compose.read(values)["services"]
     whole = Composition(directory, free_port())
     server, extra = redis_start(directory, version)

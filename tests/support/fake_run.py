@@ -33,6 +33,8 @@ class FakeRun:
         self.out: list[tuple[str, Outcome]] = []
         self.state: RunState = "open"
         self.total: int | None = None
+        self.refused = 0
+        self.has_left = False
         self.losses = 0
         self.away_s: float | None = None
         self.most_in_redis = 0
@@ -82,8 +84,14 @@ class FakeRun:
             self.num_acknowledged += 1
         self.out = [row for row in self.out if row[1].seq not in seqs]
 
-    async def set_total(self, total: int) -> None:
-        self.total = total
+    async def set_total(self) -> None:
+        self.total = self.num_fed
+
+    async def set_refused(self, count: int) -> None:
+        self.refused = count
+
+    async def leave(self) -> None:
+        self.has_left = True
 
     async def beat(self) -> RunState:
         return self.state

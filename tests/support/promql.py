@@ -11,6 +11,7 @@ _WORDS = frozenset(("and", "or", "unless", "by", "bool", "group_left", "group_ri
 _FUNCTIONS = frozenset(
     (
         *("sum", "max", "min", "avg", "count", "rate", "increase", "delta", "absent"),
+        "max_over_time",
         *("histogram_quantile", "label_values", "clamp_min"),
     )
 )

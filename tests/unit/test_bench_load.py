@@ -5,6 +5,7 @@ import itertools
 import math
 import statistics
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.bench_modules import bench_module
@@ -131,6 +132,23 @@ def test_failed_requests_count_against_goodput_and_are_a_problem():
         load_measure.figures([sample(error="x")], load_measure.Objective(1, 1))
 
 
+def test_what_came_in_one_piece_has_no_time_of_a_token(tmp_path):
+    whole = Sample(intended=0.0, pieces=[0.1], end=0.1, tokens=9, words=4)
+    found = load_measure.figures([whole, whole], load_measure.Objective(500, 50))
+    assert not [name for name in found if name.startswith(("per_token", "gap"))]
+    assert found["good_percent"] == 100.0
+    row = {"side": "client", "mode": "open", "level": 1.0, "batch_size": None}
+    rows = [{**row, "figures": found, "memory_mib": {}}]
+    path = tmp_path / "load.md"
+    load_report.write_report(path, rows, {}, ["open 1, client: 80 ms late"])
+    text = path.read_text("utf-8")
+    assert "| 100 / 100 / 100 | - | - | 100 / 100 / 100 |" in text
+    assert "Time of a token: not measured." in text
+    assert "## Problems\n\n- open 1, client: 80 ms late\n" in text
+    names = {image.name for image in tmp_path.glob("*.svg")}
+    assert names == {"load-open-ttft.svg", "load-open-rate.svg"}
+
+
 def test_an_event_stream_becomes_pieces_tokens_and_errors():
     got = Sample(intended=0.0)
     note = load_sides._note
@@ -141,6 +159,29 @@ def test_an_event_stream_becomes_pieces_tokens_and_errors():
     assert (len(got.pieces), got.tokens, got.error) == (1, 7, None)
     note('data: {"error": {"type": "server_error", "code": null}}', got)
     assert got.error == "server_error"
+
+
+async def test_both_ways_in_have_their_first_text_at_the_same_token():
+    """The first token of a word may be half a character: nothing to read yet."""
+    deltas = [("", 1), ("to ", 1), ("", 1), ("fro", 2)]
+
+    class Job:
+        async def stream(self):
+            for text, tokens in deltas:
+                yield SimpleNamespace(text=text, token_ids=[0] * tokens)
+
+    class Mill:
+        async def submit(self, prompt):
+            return Job()
+
+    side = load_sides.ClientSide("redis://127.0.0.1:1/0", "m")
+    side._mill = Mill()
+    client, gateway = Sample(intended=0.0), Sample(intended=0.0)
+    await side.send(Request("x", 5), client)
+    for text, _ in deltas:
+        load_sides._note(f'data: {{"choices": [{{"text": "{text}"}}]}}', gateway)
+    assert len(client.pieces) == len(gateway.pieces) == 2
+    assert (client.tokens, client.words) == (5, 2)
 
 
 def test_steps_go_from_light_to_heavy_and_the_workload_is_read():

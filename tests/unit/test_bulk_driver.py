@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 from support.fake_run import SPEC, FakeRun, ListSource, MemorySink, done, fed, succeed
-from support.waiting import wait_until
+from support.waiting import loop_turns, wait_until
 
 from tokenmill.producer.bulk import driver as driver_module
+from tokenmill.producer.bulk import feeding
 from tokenmill.producer.bulk.driver import BulkDriver
 from tokenmill.producer.bulk.flow import Entry, Progress, Refused, Report
 from tokenmill.producer.bulk.window import Window
-from tokenmill.shared.bulk.messages import Item, Outcome
+from tokenmill.shared.bulk.messages import FeedStatus, Item, Outcome
 from tokenmill.shared.errors import BulkOutputFailed, InputUnreadable
 from tokenmill.shared.messages import JobError
 
@@ -251,3 +252,61 @@ async def test_an_outage_is_shown(driven: Driven) -> None:
     driven.run.settle = succeed
     driven.run.work()
     await driving
+
+
+async def test_an_item_whose_earlier_try_settles_late_is_fed_again(
+    driven: Driven,
+) -> None:
+    earlier = msgspec.structs.replace(succeed(fed(0).item), state="failed")
+
+    def first_the_earlier(item: Item) -> Outcome:
+        return earlier if driven.run.num_fed == 1 else succeed(item)
+
+    feed = driven.run._feed
+
+    def replacing(item: Item) -> FeedStatus:
+        settled = [row for row in driven.run.out if row[1].seq == item.seq]
+        if any(row[1].generation < item.generation for row in settled):
+            driven.run.out.remove(settled[0])
+            driven.run.items.pop(item.seq)
+        return feed(item)
+
+    driven.run.settle = first_the_earlier
+    driven.run._feed = replacing  # type: ignore[method-assign]
+    report = await driven.drive([fed(0, generation=1)])
+    assert (report.succeeded, report.failed) == (1, 0)
+
+
+async def test_what_is_acknowledged_while_the_rest_is_fed_again_is_not_fed(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "BATCH", 50)
+    driven.run.settle = hold
+    driving = asyncio.create_task(driven.drive([fed(n) for n in range(200)]))
+    await wait_until(lambda: driven.run.num_fed == 200 and driven.run.total == 200)
+    feed = driven.run.feed
+
+    async def slowly(items: Sequence[Item]) -> list[FeedStatus]:
+        driven.run.settle = succeed
+        driven.run.work()
+        await loop_turns(200)
+        return await feed(items)
+
+    driven.run.feed = slowly  # type: ignore[method-assign]
+    driven.run.losses += 1
+    await driving
+    assert driven.seqs == list(range(200))
+    assert driven.run.num_fed == 200
+
+
+async def test_the_pool_learns_of_refused_lines_and_of_the_end(driven: Driven) -> None:
+    wrong = Refused(seq=1, error=JobError("invalid_request", "no"))
+    await driven.drive([fed(0), wrong])
+    assert (driven.run.refused, driven.run.has_left) == (1, True)
+    driven.run.has_left, driven.run.settle = False, hold
+    driving = asyncio.create_task(driven.drive([fed(2)]))
+    await wait_until(lambda: driven.run.num_fed == 2)
+    driving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await driving
+    assert driven.run.has_left

@@ -4,8 +4,6 @@ import pytest
 
 from tokenmill.shared.bulk.job_ids import (
     MOST_GENERATION,
-    MOST_INDEX,
-    MOST_LEVEL,
     MOST_SEQ,
     Place,
     place_of,
@@ -22,7 +20,7 @@ RUN = "abcdefgh12"
     [
         Place(RUN, 0, 0),
         Place(RUN, 123_456, 3, 2, 77),
-        Place(RUN, MOST_SEQ, MOST_GENERATION, MOST_LEVEL, MOST_INDEX),
+        Place(RUN, MOST_SEQ, MOST_GENERATION, 35, 36**4 - 1),
     ],
 )
 def test_a_place_comes_back_from_its_id(place: Place):
@@ -44,8 +42,8 @@ def test_ids_of_other_jobs_are_of_no_run():
     [
         Place(RUN, MOST_SEQ + 1, 0),
         Place(RUN, 0, MOST_GENERATION + 1),
-        Place(RUN, 0, 0, MOST_LEVEL + 1),
-        Place(RUN, 0, 0, 0, MOST_INDEX + 1),
+        Place(RUN, 0, 0, 36),
+        Place(RUN, 0, 0, 0, 36**4),
         Place(RUN, -1, 0),
     ],
 )
@@ -58,7 +56,7 @@ def test_everything_of_a_run_has_its_hash_tag_and_expires():
     run = new_run_id()
     assert RUN_ID.fullmatch(run)
     keys = RunKeys(run)
-    names = [*keys.all_but_items, keys.item(3), keys.wake]
+    names = [*keys.all_but_items, keys.item(3)]
     assert all(name.startswith(f"tm:bulk:{{{run}}}:") for name in names)
     assert not any(map(is_permanent, names))
     assert all(map(is_permanent, ("tm:bulk:runs", "tm:bulk:dirty", "tm:events")))

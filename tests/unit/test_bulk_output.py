@@ -160,6 +160,7 @@ def test_a_retry_keeps_all_but_what_failed(
     assert output.seqs(output.place.partial) == kept
     assert output.seqs()  # the old one stays until there is a new one
     assert output.index.generations(range(5)) == {1: 1, 2: 1}
+    assert output.index.replaced(range(5)) == {1: "failed", 2: "failed"}
     output.write([done(2), failed(1)])
     finish(output.place, output.index, ordered=ordered)
     assert output.seqs() == ([0, 1, 2, 3, 4] if ordered else [*kept, 2, 1])
@@ -194,6 +195,31 @@ def test_a_retry_of_a_changed_output_changes_nothing(output: Output) -> None:
         prepare_retry(output.place, output.index, ordered=False)
     assert output.index.counts() == {"succeeded": 1, "failed": 1}
     assert output.index.fact("phase", str) == finishing.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("prompt_too_long", "unfit"),
+        ("control_tokens_in_text", "unfit"),
+        ("input_unreadable", "failed"),
+        ("internal_error", "failed"),
+        ("deadline_exceeded", "failed"),
+        ("of another version", "failed"),
+    ],
+)
+def test_what_would_fail_again_is_not_tried_again(
+    output: Output, code: str, state: str
+) -> None:
+    item = fed(0).item
+    outcome = msgspec.structs.replace(
+        succeed(item), state="failed", error=JobError(code, "no")
+    )
+    output.write([Done(fed=fed(0), outcome=outcome), done(1)])
+    assert output.index.counts() == {state: 1, "succeeded": 1}
+    finish(output.place, output.index, ordered=False)
+    again = prepare_retry(output.place, output.index, ordered=False)
+    assert again == (state == "failed")
 
 
 def test_ids_that_come_twice_are_found_on_disk(output: Output) -> None:

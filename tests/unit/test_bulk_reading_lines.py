@@ -40,6 +40,34 @@ def test_gzip_is_told_by_its_first_bytes(tmp_path: Path) -> None:
     assert [line.data for line in lines(tmp_path / "x.gz", b"plain\n")] == [b"plain"]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("data", [b"\n" * 100_000, b"x" * 30_000_000])
+def test_a_reading_can_be_stopped_where_it_yields_nothing(
+    tmp_path: Path, data: bytes, packed: bool
+) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(gzip.compress(data, 1) if packed else data)
+    told: list[tuple[int, int]] = []
+
+    def watch(num_lines: int, num_bytes: int) -> None:
+        told.append((num_lines, num_bytes))
+        if len(told) == 2:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        list(read_lines(path, 1000, watch=watch))
+    assert told[-1][1] < len(data) / 2
+
+
+def test_the_end_of_a_reading_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"a\n\nb")
+    told: list[tuple[int, int]] = []
+    found = list(read_lines(path, 100, watch=lambda *at: told.append(at)))
+    assert len(found) == 2
+    assert told == [(3, 4)]
+
+
 def test_a_damaged_file_gives_what_comes_before(tmp_path: Path) -> None:
     packed = gzip.compress(b"".join(b"%d\n" % n for n in range(20_000)))
     path = tmp_path / "in.gz"

@@ -1,5 +1,8 @@
 """Sentences, words, key sentences and instructions of bulk summaries."""
 
+import itertools
+import time
+
 import pytest
 
 from tokenmill.scheduler.bulk.extract import key_sentences, rank
@@ -39,6 +42,28 @@ def test_sentences(text: str, expected: list[str]):
     assert [text[one.start : one.end] for one in sentences(text)] == expected
 
 
+RUNS = (" ", "\t", "\r", "\f", "\u2029", "#", "# ", "=", "-", "~", ".", "…", "!", "。")
+RUNS += ('"', '."', ")", "1", "`", "|", ">", "a", "界", "\n", "\n ", "\n#", "\n=")
+
+
+@pytest.mark.parametrize("unit", RUNS)
+def test_a_long_run_of_anything_takes_time_in_proportion(unit: str):
+    """A pattern that runs cannot be interrupted: it would stop the whole process."""
+    run = unit * (40_000 // len(unit))
+    begun = time.process_time()
+    for before, after in itertools.product(("", "a\n"), ("", "x")):
+        sentences(f"{before}{run}{after}")
+    assert time.process_time() - begun < 3.0
+
+
+def test_a_sharp_in_the_midst_of_a_line_begins_no_heading():
+    text = "We write C# is\nwhat he said."
+    assert [text[one.start : one.end] for one in sentences(text)] == [text]
+    text = "Text.\n\n  ## A heading\nMore text."
+    found = [text[one.start : one.end] for one in sentences(text)]
+    assert found == ["Text.", "## A heading", "More text."]
+
+
 def test_paragraphs_are_marked_at_their_last_sentence():
     text = "One. Two.\n\nThree."
     assert [one.ends_paragraph for one in sentences(text)] == [False, True, True]
@@ -51,6 +76,19 @@ def test_words_are_limited_at_a_sentence_where_enough_is_left():
     assert limit_words("A b. C d e f g h i j k", 9) == "A b. C d e f g h i"
     assert num_words(limit_words("word " * 50, 10)) == 10
     assert limit_words("  \n ", 5) == ""
+
+
+def test_words_of_scripts_without_spaces_are_counted_by_their_characters():
+    assert num_words("東京は 大きい。") == 6 + 1
+    assert num_words("ภาษาไทย") == 2
+    assert limit_words("界" * 500, 100) == "界" * 100
+    assert limit_words("東京です。大阪です。京都です。", 11) == "東京です。大阪です。"
+    assert num_words(key_sentences("これは長い文章です。" * 50, 20)) <= 20
+
+
+def test_a_limit_of_words_bounds_text_that_never_ends():
+    assert len(limit_words("QUJD" * 50_000, 10)) <= 320
+    assert len(key_sentences("x" * 50_000 + ". y", 3)) <= 96
 
 
 def test_a_sentence_that_is_repeated_is_said_once():

@@ -69,6 +69,20 @@ def test_exceptions_are_fields_not_loose_lines(stream) -> None:
     assert "ValueError: broken" in line["exception"]
 
 
+def test_an_exception_shows_no_local_variable_to_people(stream) -> None:
+    configure(LogConfig(format="console"), "worker", stream)
+
+    def fails(secret: str) -> None:
+        raise ValueError("broken")
+
+    try:
+        fails("hid" + "den")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    assert "ValueError: broken" in stream.getvalue()
+    assert "hidden" not in stream.getvalue()
+
+
 def test_warnings_of_libraries_come_along_once(stream) -> None:
     configure(LogConfig(), "worker", stream)
     configure(LogConfig(), "worker", stream)

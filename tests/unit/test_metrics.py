@@ -1,6 +1,7 @@
 """Instruments, their exposition, and the files of Prometheus and Grafana."""
 
 import json
+import re
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +56,8 @@ def test_counter_and_gauge_count() -> None:
     assert samples(gauge) == {"tokenmill_level[]": 3}
     gauge.replace({})
     assert samples(gauge) == {}
+    bare = Counter("tokenmill_things", "Things.", kinds=KIND)
+    assert samples(bare) == {"tokenmill_things_total[]": 0}  # before its first event
 
 
 def test_histogram_is_cumulative_and_its_bounds_are_inclusive() -> None:
@@ -206,6 +209,28 @@ def test_alert_rules_have_the_form_that_prometheus_reads() -> None:
         *("SlowFirstToken", "LeasesLost", "DeadLetters", "KvPoolFull"),
     ):
         assert f"Tokenmill{needed}" in names
+
+
+def test_a_new_pool_pages_nobody_and_one_that_lost_a_kind_is_noticed() -> None:
+    exprs = {rule["alert"]: rule["expr"] for rule in rules()}
+    # No shard yet, so no series of one; that schedulers run shows from their start.
+    runs = 'absent(tokenmill_build_info{kind="scheduler"})'
+    assert runs in exprs["TokenmillNoScheduler"]
+    absent = re.compile(r"absent\(([^()]*)\)")
+    looked_for = {name for expr in exprs.values() for name in absent.findall(expr)}
+    kinds = {"scheduler", "worker", "janitor", "gateway"}
+    assert looked_for == {f'tokenmill_build_info{{kind="{kind}"}}' for kind in kinds}
+    assert "[15m:]" in exprs["TokenmillFewerProcesses"]
+
+
+def test_what_every_janitor_shows_is_not_added_up() -> None:
+    queries = [
+        target["expr"]
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", [])
+        if "tokenmill_bulk_runs" in target["expr"]
+    ]
+    assert queries == ["max by (state) (tokenmill_bulk_runs)"]
 
 
 def test_the_scrape_configuration_reads_the_rules_of_this_folder() -> None:

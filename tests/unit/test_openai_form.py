@@ -4,6 +4,7 @@ refused by name.
 
 import msgspec
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from tokenmill.producer.openai_chunks import ChunkWriter
 from tokenmill.producer.openai_form import (
@@ -136,6 +137,30 @@ def test_null_and_what_asks_for_nothing_is_as_if_not_given() -> None:
     assert completion(n=3, best_of=3) == completion(n=3)
 
 
+def test_an_answer_is_taken_back_as_a_turn_of_the_conversation() -> None:
+    """As `messages.append(answer.choices[0].message.model_dump())` does it."""
+    answer = ChatCompletionMessage(role="assistant", content="x").model_dump()
+    assert len(answer) > 2
+    assert answer["annotations"] is None
+    for turn in (answer, {**answer, "annotations": []}, {**answer, "reasoning": None}):
+        (prompt,) = prompts_of(chat(messages=[USER, turn]))
+        assert prompt.messages == (Message("user", "hi"), Message("assistant", "x"))
+
+
+def test_what_clients_send_without_meaning_it_changes_nothing() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    for fields in (
+        {"foo": None, "bar": [], "baz": {}},
+        {"parallel_tool_calls": False},
+        {"tools": tools, "tool_choice": "none"},
+        {"functions": [{"name": "f"}], "function_call": "none"},
+        {"messages": [{**USER, "name": "bob"}]},
+        {"messages": [{"role": "user", "content": [cached]}]},
+    ):
+        assert prompts_of(chat(**fields)) == prompts_of(chat()), fields
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -174,7 +199,11 @@ def test_what_completions_do_not_support_is_refused_by_name(
     [
         ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].role"),
         ({"role": "function", "name": "f", "content": "x"}, "messages[0].role"),
-        ({**USER, "name": "bob"}, "messages[0].name"),
+        ({**USER, "nmae": "bob"}, "messages[0].nmae"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a", "more": 1}]},
+            "messages[0].content[0].more",
+        ),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
         (
             {"role": "user", "content": [{"type": "image_url"}]},
@@ -201,6 +230,7 @@ def test_messages_that_cannot_be_understood_are_refused_by_place(
         ({"logprobs": True}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"no_such_field": 1}, "no_such_field"),
+        ({"no_such_field": False}, "no_such_field"),
         ({"deadline_s": -1}, "deadline_s"),
         ({"priority": 101}, "priority"),
         ({"job_class": "slow"}, "job_class"),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from support.tiny_models import save_tiny_model
 from typer.testing import CliRunner
 
@@ -138,6 +139,31 @@ def test_kernels_of_a_gpu_are_timed_in_detailed_steps_alone(tmp_path: Path) -> N
     assert calls == ["linear", "attention"] * DETAIL_EVERY
     kernels = [t for t in read_profile(recorder.path).timings if t.part == "kernel"]
     assert {t.name: t.calls for t in kernels} == {"linear": 1, "attention": 1}
+
+
+def test_a_full_disk_ends_the_profile_and_no_step(tmp_path: Path) -> None:
+    full = tmp_path / "full.trace.json"
+    full.symlink_to("/dev/full")
+    recorder = Recorder(full, {"model": "m"})
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2 * DETAIL_EVERY):
+            recorder.begin()
+            with recorder.phase("plan"):
+                pass
+            recorder.end(tokens=1, sequences=1)
+            assert not recorder.detail  # nor is any slower from now on
+        recorder.close()
+    (line,) = logs
+    assert (line["event"], line["log_level"]) == ("profile_stopped", "warning")
+    assert "No space left" in line["error"]
+
+
+def test_a_disk_that_is_full_at_the_end_ends_nothing(tmp_path: Path) -> None:
+    full = tmp_path / "full.trace.json"
+    full.symlink_to("/dev/full")
+    with structlog.testing.capture_logs() as logs:
+        Recorder(full, {"model": "m"}).close()
+    assert [line["event"] for line in logs] == ["profile_stopped"]
 
 
 # --- reading and comparing ---------------------------------------------------------

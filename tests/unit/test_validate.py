@@ -6,6 +6,7 @@ import time
 import msgspec
 import pytest
 
+from tokenmill.shared.decode import shown
 from tokenmill.shared.errors import (
     InvalidRequest,
     NewerSchema,
@@ -127,7 +128,7 @@ BAD = [
     ("text", "got `int`; found 3", Prompt(3)),
     ("text", "got `bytes`", Prompt(b"abc")),
     ("sampling.max_tokens", "found '5'", sampling(max_tokens="5")),
-    ("sampling.max_tokens", "found True", sampling(max_tokens=True)),
+    ("sampling.max_tokens", "found true", sampling(max_tokens=True)),
     ("sampling.max_tokens", "found 5.0", sampling(max_tokens=5.0)),
     ("sampling.temperature", "found None", sampling(temperature=None)),
     ("sampling.stop", "found 'abc'", sampling(stop="abc")),
@@ -191,7 +192,7 @@ def test_the_limit_of_bytes_counts_the_encoded_request() -> None:
         (b"{", "request", "not JSON"),
         (b"[1]", "request", "expected `object`"),
         (b'{"text": "\xff"}', "request", "UTF-8"),
-        (b'{"text": "\\ud800"}', "request", "not JSON"),
+        (b'{"text": "\\ud800"}', "request", "half of a character"),
         (b'{"text": "a", "sampling": {"top_q": 1}}', "sampling.top_q", "not a field"),
         (b'{"text": "a", "sampling": {"top_k": 1e999}}', "request", "not JSON"),
         (b'{"text": "a", "sampling": {"n": "1"}}', "sampling.n", "found '1'"),
@@ -271,3 +272,29 @@ def test_a_prompt_may_come_as_json_or_as_a_mapping() -> None:
     plain = {"text": "a", "sampling": {"max_tokens": 3, "logit_bias": {"5": 1}}}
     assert decode_prompt(plain) == expected
     assert decode_prompt(msgspec.json.encode(plain)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (rb'{"text": "a\ud800b"}', "\\ud800 at byte 11, which is half of a character"),
+        (rb'{"text": "\\\ud83d"}', "\\ud83d at byte 12"),
+        (b'{"text": "a', "Input data was truncated"),
+        (rb'{"text": "\\ud800', "Input data was truncated"),
+        (b'{"text": "a", "control_tokens": "b"}', "not one of allow, as_text, refuse"),
+        (b"[null]", "expected `object`, got `array`"),
+    ],
+)
+def test_what_the_decoder_says_badly_is_said_well(source: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_prompt(source)
+    assert words in str(caught.value)
+
+
+def test_values_are_shown_as_json_has_them() -> None:
+    assert [shown(value) for value in (None, True, "a", 1)] == [
+        "null",
+        "true",
+        "'a'",
+        "1",
+    ]

@@ -7,7 +7,7 @@ readers do not need: a file of a process that was killed is whole up to its last
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +48,8 @@ class Recorder:
 
     def begin(self) -> None:
         """A step begins."""
-        self.detail = self._steps % DETAIL_EVERY == DETAIL_EVERY - 1
+        is_turn = self._steps % DETAIL_EVERY == DETAIL_EVERY - 1
+        self.detail = is_turn and not self._file.closed
         self._spans.clear()
         self._began = time.perf_counter_ns()
 
@@ -81,6 +82,12 @@ class Recorder:
         ended = time.perf_counter_ns()
         if not tokens or self._file.closed:
             return
+        try:
+            self._record(ended, tokens, sequences)
+        except OSError as error:  # a full disk must not end anyone's job
+            self._stopped(error)
+
+    def _record(self, ended: int, tokens: int, sequences: int) -> None:
         self._steps += 1
         for kind, name, began, end in self._spans:
             self._event(kind, name, began, end)
@@ -95,7 +102,22 @@ class Recorder:
 
     def close(self) -> None:
         """Writes what is left; later steps are not recorded."""
-        if not self._file.closed:
+        if self._file.closed:
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            self._stopped(error)
+
+    def _stopped(self, error: OSError) -> None:
+        """Says once that the file cannot be written, and writes no more."""
+        _log.warning(
+            "profile_stopped",
+            path=str(self.path),
+            error=str(error),
+            cure="free disk space, or profile into another directory",
+        )
+        with suppress(OSError):  # closing writes what is left; the file is closed then
             self._file.close()
 
     def _event(

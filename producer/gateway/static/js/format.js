@@ -17,6 +17,11 @@ export function count(value) {
   return Math.abs(value) < 100_000 ? WHOLE.format(value) : SHORT.format(value);
 }
 
+/** A count of things: `1 letter`, `12 letters`. */
+export function countOf(value, thing) {
+  return `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
+}
+
 /** A rate: as many digits as mean something. */
 export function rate(value) {
   if (!isNumber(value)) return NONE;

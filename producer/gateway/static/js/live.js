@@ -3,6 +3,9 @@ import { get } from "./api.js";
 
 const SILENT_MS = 6000;
 
+/** Stands for the connection of a key that may not look: nothing ever comes. */
+export const NO_LIVE = { latest: null, on: () => () => {} };
+
 /** Follows `/v1/admin/events`. Each listener gets the newest view at once, then each.
 
     A page that nobody looks at has no connection: a browser has few for one host.

@@ -1,8 +1,8 @@
 // Starts the dashboard: who is here, which page, and the live connection.
 import { get, post, toLogin } from "./api.js";
-import { empty } from "./dom.js";
+import { command, empty, h } from "./dom.js";
 import { count } from "./format.js";
-import { Live } from "./live.js";
+import { Live, NO_LIVE } from "./live.js";
 import { complain } from "./notices.js";
 import { setUpTheme } from "./theme.js";
 import { bulk } from "./views/bulk.js";
@@ -26,6 +26,15 @@ function pageOf(path) {
   return { name: name || "overview", view: PAGES[name] };
 }
 
+const mayLook = (me) => me.is_admin || me.scopes.includes("read");
+
+function needsScope(me) {
+  const has = me.scopes.join(", ") || "none";
+  return empty("This page needs a key with the scope read.",
+    h("span", {}, `The one you logged in with has ${has}: it may use the playground.`),
+    command(`tokenmill keys create --tenant ${me.tenant} --scope read`));
+}
+
 /** Shows the page of the address; focus goes to its heading when someone went there. */
 function show(context, { moveFocus }) {
   leave();
@@ -37,6 +46,12 @@ function show(context, { moveFocus }) {
   if (view === undefined) {
     main.replaceChildren(empty("There is no such page.", "The list beside has all of them."));
     leave = () => {};
+    return;
+  }
+  if (view !== playground && !mayLook(context.me)) {
+    main.replaceChildren(needsScope(context.me));
+    leave = () => {};
+    document.title = "tokenmill";
     return;
   }
   const page = view(context, argument);
@@ -68,7 +83,7 @@ function showWho(me) {
   const place = document.getElementById("who");
   const name = document.createElement("strong");
   name.textContent = me.is_admin ? "all tenants" : me.tenant;
-  place.replaceChildren("Shows ", name);
+  place.replaceChildren(mayLook(me) ? "Shows " : "Acts for ", name);
   const logout = document.getElementById("logout");
   logout.hidden = me.auth === "none";
   logout.addEventListener("click", async () => {
@@ -102,7 +117,12 @@ async function start() {
   setUpTheme(document.getElementById("theme"));
   const me = await get("/v1/admin/me");
   showWho(me);
-  const live = new Live(showLink);
+  const live = mayLook(me) ? new Live(showLink) : NO_LIVE;
+  if (live === NO_LIVE) {
+    document.getElementById("link-state").textContent = "No live view";
+    // Where everybody begins there is nothing for this key.
+    if (location.pathname === ROOT) history.replaceState(null, "", `${ROOT}playground`);
+  }
   const context = { me, live, go: null };
   context.go = followLinks(context);
   live.on("snapshot", (view) => {

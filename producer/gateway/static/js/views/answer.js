@@ -1,7 +1,9 @@
 // One answer of the playground: read as it streams, measured, stopped on request.
-import { events, request } from "../api.js";
+import { events, get, jobPath, request } from "../api.js";
 import { setText } from "../dom.js";
 import { count, duration, rate } from "../format.js";
+
+const USAGE_WAIT_S = 5;
 
 export class Answer {
   constructor({ node, said, figures }, talk) {
@@ -13,6 +15,7 @@ export class Answer {
     this.lastAt = null;
     this.usage = null;
     this.reason = null;
+    this.job = null;
   }
 
   /** Sends the request and shows the stream; returns the text, whole or not. */
@@ -27,8 +30,10 @@ export class Answer {
       await this.read(path, body);
       this.show(this.reason === null ? "ended early" : this.reason);
     } catch (error) {
-      if (error.name === "AbortError") this.show("stopped");
-      else this.fail(error);
+      if (error.name === "AbortError") {
+        this.show("stopped");
+        this.askUsage();
+      } else this.fail(error);
     } finally {
       this.node.classList.remove("is-running");
       this.said.setAttribute("aria-busy", "false");
@@ -43,9 +48,23 @@ export class Answer {
       body: JSON.stringify(body),
       signal: this.abort.signal,
     });
+    this.job = response.headers.get("X-Tokenmill-Job");
     for await (const { data } of events(response)) {
       if (data === "[DONE]") return;
       this.take(JSON.parse(data));
+    }
+  }
+
+  /** A stream that was stopped never says how many tokens there were; its job does. */
+  async askUsage() {
+    if (this.job === null || this.firstAt === null) return;
+    try {
+      const { usage } = await get(`/v1/jobs/${jobPath(this.job)}?wait=${USAGE_WAIT_S}`);
+      if (usage === null) return;
+      this.usage = usage;
+      this.show("stopped");
+    } catch (error) {
+      if (error.name !== "AbortError") this.show(`stopped; tokens unknown: ${error.message}`);
     }
   }
 

@@ -1,7 +1,7 @@
 // Bulk runs: how far each is, and the button that stops it.
 import { post } from "../api.js";
 import { command, empty, h, setAttribute, setText } from "../dom.js";
-import { count, duration, percent, rate, showTime } from "../format.js";
+import { count, countOf, duration, percent, rate, showTime } from "../format.js";
 import { acting, confirmed, notify } from "../notices.js";
 import { bar, listing, stateBadge } from "../parts.js";
 
@@ -12,7 +12,7 @@ export function bulk({ live, me }) {
   const list = listing({
     title: "Newest first",
     label: "Bulk runs",
-    columns: [["Run", "id"], ["State"], ["Progress"], ["Settled", "number"], ["Failed", "number"],
+    columns: [["Run", "id short"], ["State"], ["Progress"], ["Failed", "number"],
       ["Jobs", "number"], ["Tokens", "number"], ["Items/s", "number"], ["Left", "number"],
       ["Begun", "number"], ["", "number"]],
     keyOf: (run) => run.run,
@@ -26,7 +26,7 @@ export function bulk({ live, me }) {
     h("div", { class: "view-head" }, h("h1", {}, "Bulk runs")), list.node);
   const stop = live.on("snapshot", (view) => {
     list.set(view.runs);
-    setText(list.note, view.runs.length === 1 ? "1 run" : `${count(view.runs.length)} runs`);
+    setText(list.note, countOf(view.runs.length, "run"));
   });
   return { title: "Bulk runs", node, leave: stop };
 }
@@ -37,39 +37,45 @@ function runRow(first, mayCancel) {
   const share = h("span", { class: "note" });
   const what = h("span", { class: "under-id" });
   const begun = h("time");
-  const cells = Array.from({ length: 6 }, () => h("td", { class: "number" }));
+  const cells = Array.from({ length: 5 }, () => h("td", { class: "number" }));
   const cancel = cancelButton(first);
   const node = h("tr", {},
-    h("th", { scope: "row", class: "id", title: first.run }, first.run, what),
+    h("th", { scope: "row", class: "id short",
+      title: [first.run, first.name].filter(Boolean).join(" ") }, first.run, what),
     h("td", {}, state.node),
     h("td", { class: "wide" }, h("div", { class: "progress" }, blocks.node, share)),
     ...cells, h("td", { class: "number" }, begun), h("td", { class: "number actions" }, cancel));
   return {
     node,
     update(run) {
-      const total = run.total ?? run.fed;
+      // Lines that were refused are no items; what was cancelled was never done.
+      const total = (run.total ?? run.fed) + run.refused;
+      const failed = run.failed + run.refused;
+      const done = run.settled - run.cancelled + run.refused;
       const isOpen = run.state === "open";
       const isAlone = isOpen && run.now_ms - run.driver_ms > SILENT_MS;
       state.set(isAlone ? "waiting" : run.state);
       node.title = isAlone ? "Its command is not running; run it again to go on." : "";
       setText(what, run.name || run.input_label || run.kind);
-      blocks.set(total, run.settled - run.failed, run.failed);
+      blocks.set(total, done - failed, failed);
       setAttribute(blocks.node, "aria-label",
-        `${run.settled} of ${total} settled, ${run.failed} failed`);
-      setText(share, total > 0 ? percent(run.settled / total) : "nothing fed yet");
+        `${done} of ${total} done, ${failed} failed, ${run.cancelled} cancelled`);
+      setText(share, total > 0 ? [
+        `${count(done)} of ${count(total)}${run.total === null ? "+" : ""}`,
+        run.cancelled > 0 ? `${count(run.cancelled)} cancelled` : percent(done / total),
+      ].join(", ") : "nothing fed yet");
       const seconds = (run.updated_ms - run.created_ms) / 1000;
       const perSecond = seconds > 0 ? run.settled / seconds : 0;
       const left = isOpen && perSecond > 0 && run.total !== null
         ? ((run.total - run.settled) / perSecond) * 1000 : null;
       [
-        `${count(run.settled)} of ${run.total === null ? `${count(run.fed)}+` : count(total)}`,
-        count(run.failed),
+        count(failed),
         count(run.jobs),
         count(run.prompt_tokens + run.completion_tokens),
         rate(perSecond),
         duration(left),
       ].forEach((text, at) => setText(cells[at], text));
-      cells[1].classList.toggle("bad", run.failed > 0);
+      cells[0].classList.toggle("bad", failed > 0);
       showTime(begun, run.created_ms);
       cancel.hidden = !isOpen || !mayCancel;
     },

@@ -1,7 +1,7 @@
 // Dead letters: jobs that failed for good. Run them once more, or remove them.
 import { jobPath, post } from "../api.js";
 import { empty, h, setText } from "../dom.js";
-import { count, shortId, showTime } from "../format.js";
+import { count, countOf, shortId, showTime } from "../format.js";
 import { Loader } from "../loader.js";
 import { acting, confirmed, notify } from "../notices.js";
 import { listing } from "../parts.js";
@@ -20,7 +20,9 @@ export function dead({ live, me }) {
   const every = wholeList(me, () => loader.load());
   const loader = new Loader(() => "/v1/admin/dead", (page) => {
     list.set(page.data);
-    setText(list.note, `${count(page.data.length)}${page.more ? ` of ${count(page.total)}` : ""} letters`);
+    setText(list.note, page.more
+      ? `${count(page.data.length)} of ${countOf(page.total, "letter")}`
+      : countOf(page.total, "letter"));
     every.set(page.total);
   });
   const stop = live.on("snapshot", () => loader.refresh());
@@ -40,14 +42,14 @@ export function dead({ live, me }) {
 function wholeList(me, done) {
   let total = 0;
   const requeue = acting(h("button", { class: "button", type: "button" }, "Requeue all"), async () => {
-    const yes = await confirmed(`Requeue ${count(total)} letters?`,
+    const yes = await confirmed(`Requeue ${countOf(total, "letter")}?`,
       "Each becomes one new job, however often this is done.", "Requeue all", "Leave them");
     if (!yes) return;
     await runAgain({ all: true });
     done();
   });
   const purge = acting(h("button", { class: "button danger", type: "button" }, "Purge all"), async () => {
-    const yes = await confirmed(`Purge ${count(total)} letters?`,
+    const yes = await confirmed(`Purge ${countOf(total, "letter")}?`,
       "They and what they keep cannot be brought back.", "Purge all", "Keep them");
     if (!yes) return;
     await remove({ all: true });

@@ -56,7 +56,7 @@ function makeView(id, path) {
   const steps = timeline();
   const facts = h("dl", { class: "facts" });
   const problem = h("div", { class: "problem", hidden: true });
-  const place = h("div");
+  const place = h("div", { class: "outputs" });
   const input = inputCard();
   const body = h("div", { class: "view" }, problem,
     section("Timeline", steps.node), place, input.node, section("Facts", facts));

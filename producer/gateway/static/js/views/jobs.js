@@ -1,7 +1,8 @@
 // The newest jobs: by state, by part of an id. The address holds the filter.
 import { command, empty, h, setText } from "../dom.js";
-import { count } from "../format.js";
+import { count, countOf } from "../format.js";
 import { Loader } from "../loader.js";
+import { complain } from "../notices.js";
 import { listing } from "../parts.js";
 import { JOB_COLUMNS, jobRow } from "./job_rows.js";
 
@@ -12,8 +13,12 @@ const LIMIT = 100;
 
 export function jobs({ live }) {
   const asked = new URLSearchParams(location.search);
+  const wanted = asked.get("state") ?? "";
+  if (!STATES.includes(wanted)) {
+    complain(new Error(`There is no state "${wanted}": jobs of any state are shown.`));
+  }
   const state = h("select", { id: "job-state" }, ...STATES.map((name) =>
-    h("option", { value: name, selected: name === asked.get("state") }, name || "any state")));
+    h("option", { value: name, selected: name === wanted }, name || "any state")));
   const search = h("input", {
     id: "job-search", type: "search", placeholder: "id, or a part of one",
     autocomplete: "off", spellcheck: "false", value: asked.get("q") ?? "",
@@ -32,8 +37,8 @@ export function jobs({ live }) {
     list.set(page.data);
     none.replaceChildren(nothing(state.value, search.value.trim()));
     const more = page.more ? `the newest ${count(LIMIT)}; narrow the search for others` : "";
-    setText(list.note, more || `${count(page.data.length)} jobs`);
-    setText(found, `${page.data.length} jobs`);
+    setText(list.note, more || countOf(page.data.length, "job"));
+    setText(found, countOf(page.data.length, "job"));
   });
   const changed = () => {
     const words = new URLSearchParams();

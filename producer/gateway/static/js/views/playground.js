@@ -5,7 +5,7 @@ import { complain } from "../notices.js";
 import { Answer } from "./answer.js";
 import { makeSettings } from "./playground_settings.js";
 
-export function playground() {
+export function playground({ me }) {
   const settings = makeSettings();
   const talk = h("div", { class: "talk", tabindex: "0", role: "region", "aria-label": "Conversation" });
   const hint = empty("Ask something.", "Enter sends, Shift and Enter begin a line.");
@@ -15,11 +15,14 @@ export function playground() {
   const stop = h("button", { class: "button", type: "button", disabled: true }, "Stop");
   const clear = h("button", { class: "button", type: "button" }, "Clear");
   const state = { turns: [], answer: null };
+  const mayAsk = me.is_admin || me.scopes.includes("inference");
+  send.disabled = !mayAsk;
   talk.append(hint);
 
   const form = h("form", { class: "composer" }, label, prompt,
     h("div", { class: "composer-foot" }, settings.mode,
-      h("span", { class: "note", id: "composer-note" }),
+      h("span", { class: "note", id: "composer-note" },
+        mayAsk ? "" : "This key may look and not ask: that needs the scope inference."),
       h("div", { class: "end" }, clear, stop, send)));
 
   const showMode = () => {
@@ -40,7 +43,7 @@ export function playground() {
 
   async function submit() {
     const text = prompt.value;
-    if (state.answer !== null || text.trim() === "") {
+    if (state.answer !== null || !mayAsk || text.trim() === "") {
       prompt.focus();
       return;
     }
@@ -61,8 +64,11 @@ export function playground() {
     stop.disabled = false;
     try {
       const said = await state.answer.run(settings.request(state.turns, text));
-      if (said === "") state.turns.pop();
-      else state.turns.push({ role: "assistant", content: said });
+      if (said === "") {
+        // It had no answer: to be sent again, or changed, without typing it anew.
+        state.turns.pop();
+        if (prompt.value === "") prompt.value = text;
+      } else state.turns.push({ role: "assistant", content: said });
     } finally {
       state.answer = null;
       send.disabled = false;

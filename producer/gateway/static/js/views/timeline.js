@@ -14,7 +14,7 @@ export function timeline() {
   const phases = h("div", { class: "phases", "aria-hidden": "true" });
   const steps = STEPS.map(([name, field, word, phase]) => {
     const time = h("time");
-    const took = h("span", { class: "took" });
+    const took = h("span", { class: ["took", phase].filter(Boolean).join(" ") });
     const node = h("li", {}, h("b", {}, name), time, took);
     const part = phase === null ? null : h("i", { class: phase });
     if (part !== null) phases.append(part);

@@ -1,0 +1,102 @@
+"""Bodies have a size and a rate, keys a number of requests; probes have neither."""
+
+import asyncio
+
+import pytest
+from support.waiting import loop_turns
+
+from tokenmill.producer.gateway import limits
+from tokenmill.producer.gateway.errors import ApiError
+from tokenmill.producer.gateway.limits import OPEN, Limits
+from tokenmill.shared.config import GatewayConfig
+
+
+class Client:
+    """Asks once, and notes the status of what it is answered."""
+
+    def __init__(self, layer: Limits) -> None:
+        self._layer = layer
+        self.status = 0
+        self.num_pieces = 0
+
+    async def ask(
+        self, path: str, *, length: int = 0, every_s: float = 0.0, piece: bytes = b"x"
+    ) -> int:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(b"content-length", b"%d" % length)],
+        }
+
+        async def receive():
+            await asyncio.sleep(every_s)
+            self.num_pieces += 1
+            more = length > self.num_pieces * len(piece)
+            return {"type": "http.request", "body": piece, "more_body": more}
+
+        await self._layer(scope, receive, self._send)
+        return self.status
+
+    async def _send(self, message) -> None:
+        self.status = message.get("status", self.status)
+
+
+async def reads_all(_scope, receive, _send) -> None:
+    while (await receive())["more_body"]:
+        pass
+
+
+async def test_a_body_that_drips_has_a_time_that_grows_with_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "_SLOWEST_BYTES_S", 1000)
+    layer = Limits(reads_all, GatewayConfig(slow_client_s=0.2))
+    dripping = Client(layer)
+    async with asyncio.timeout(5):
+        with pytest.raises(ApiError, match="too slowly") as refused:
+            await dripping.ask("/v1/completions", length=1_000_000, every_s=0.01)
+    assert refused.value.status == 408
+    # As many bytes a second as it must be, and it may take longer than that.
+    steady = Client(layer)
+    piece = b"x" * 100
+    await steady.ask("/v1/completions", length=3000, every_s=0.01, piece=piece)
+    assert steady.num_pieces == 30
+
+
+async def test_a_login_is_refused_by_its_length_before_it_is_read() -> None:
+    client = Client(Limits(reads_all, GatewayConfig()))
+    assert await client.ask("/login", length=8 * 1024 * 1024) == 413
+    assert client.num_pieces == 0
+    endless = Client(Limits(reads_all, GatewayConfig()))  # does not say how long it is
+    with pytest.raises(ApiError, match="tm-"):
+        await endless.ask("/login", piece=b"x" * 4097)
+
+
+async def test_one_key_does_not_take_all_requests() -> None:
+    go_on = asyncio.Event()
+
+    async def waits(scope, _receive, _send) -> None:
+        if scope["path"] in limits.PROBES:
+            return
+        scope[OPEN].is_of_key(scope["path"])
+        scope[OPEN].is_of_key(scope["path"])  # asked twice, counted once
+        await go_on.wait()
+
+    settings = GatewayConfig(max_requests=3, max_requests_per_key=2)
+    layer = Limits(waits, settings)
+    first = [asyncio.create_task(Client(layer).ask("key-1")) for _ in range(2)]
+    await loop_turns()
+    with pytest.raises(ApiError, match="of this key") as refused:
+        await Client(layer).ask("key-1")
+    assert refused.value.status == 429
+    assert int(refused.value.headers["Retry-After"]) >= 1
+    other = asyncio.create_task(Client(layer).ask("key-2"))
+    await loop_turns()
+    # Full: others are turned away, probes are not.
+    assert await Client(layer).ask("key-3") == 503
+    for probe in limits.PROBES:
+        assert await Client(layer).ask(probe) == 0
+    go_on.set()
+    await asyncio.gather(*first, other)
+    await Client(layer).ask("key-1")  # those that ended count no more
