@@ -18,7 +18,7 @@ from ...shared.errors import BulkRunConflict
 from .index_faults import told_of
 
 T = TypeVar("T")
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the tables; another one is refused."""
 _CACHE_KIB: Final = 8192
 """Pages kept in memory; the rest is the system's to cache."""

@@ -52,10 +52,15 @@ def opened(place: Place, *, restart: bool = False) -> Iterator[Index]:
             recover(place, index)
             yield index
         finally:
-            is_of_use = recorded(index) is not None or index.fact("replaced", str)
+            is_of_use = recorded(index) is not None or _is_replacing(index)
             index.close()
             if not is_of_use:
                 place.remove_sidecar()
+
+
+def _is_replacing(index: Index) -> bool:
+    """Whether a run that `--restart` forgot is still to be cancelled."""
+    return bool(index.fact("replaced", str))
 
 
 def _forgotten(place: Place) -> str | None:

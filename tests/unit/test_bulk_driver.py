@@ -289,7 +289,8 @@ async def test_what_is_acknowledged_while_the_rest_is_fed_again_is_not_fed(
     async def slowly(items: Sequence[Item]) -> list[FeedStatus]:
         driven.run.settle = succeed
         driven.run.work()
-        await loop_turns(200)
+        await wait_until(lambda: len(driven.sink.lines) == 200)
+        await loop_turns(20)
         return await feed(items)
 
     driven.run.feed = slowly  # type: ignore[method-assign]

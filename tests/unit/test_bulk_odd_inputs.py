@@ -135,7 +135,7 @@ async def test_work_on_a_file_leaves_the_loop_free_and_stops_when_cancelled() ->
         try:
             while True:
                 check()
-                time.sleep(0.001)
+                ended.wait(0.001)
         finally:
             ended.set()
 

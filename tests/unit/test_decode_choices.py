@@ -1,8 +1,11 @@
 """A field that takes one of a few words says which."""
 
+from typing import Literal
+
+import msgspec
 import pytest
 
-from tokenmill.shared.decode import decode_prompt
+from tokenmill.shared.decode import convert, decode_prompt
 from tokenmill.shared.errors import InvalidRequest
 
 
@@ -12,7 +15,7 @@ from tokenmill.shared.errors import InvalidRequest
         (
             {"text": "x", "control_tokens": "bad"},
             "control_tokens",
-            "'bad' is not one of refuse, as_text, allow",
+            "'bad' is not one of allow, as_text, refuse",
         ),
         (
             {"text": "x", "job_class": "slow"},
@@ -22,7 +25,7 @@ from tokenmill.shared.errors import InvalidRequest
         (
             {"messages": [{"role": "robot", "content": "x"}]},
             "messages[...].role",
-            "'robot' is not one of system, user, assistant",
+            "'robot' is not one of assistant, system, user",
         ),
     ],
 )
@@ -31,3 +34,17 @@ def test_the_allowed_words_are_listed(prompt, field, words) -> None:
         decode_prompt(prompt)
     assert caught.value.problem == words
     assert caught.value.field.split(".")[-1] == field.split(".")[-1]
+
+
+class _Window(msgspec.Struct):
+    length: Literal["24h"] | None = None
+
+
+class _Body(msgspec.Struct):
+    windows: list[_Window] | None = None
+
+
+def test_words_of_any_form_are_listed() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        convert({"windows": [{"length": "1h"}]}, _Body, "body")
+    assert caught.value.problem == "'1h' is not one of 24h"

@@ -30,8 +30,9 @@ const mayLook = (me) => me.is_admin || me.scopes.includes("read");
 
 function needsScope(me) {
   const has = me.scopes.join(", ") || "none";
+  const mayAsk = me.scopes.includes("inference") ? ": it may use the playground." : ".";
   return empty("This page needs a key with the scope read.",
-    h("span", {}, `The one you logged in with has ${has}: it may use the playground.`),
+    h("span", {}, `The one you logged in with has ${has}${mayAsk}`),
     command(`tokenmill keys create --tenant ${me.tenant} --scope read`));
 }
 
