@@ -55,7 +55,8 @@ def client(base: str) -> Iterator[openai.OpenAI]:
 
 
 def test_up_prints_where_the_dashboard_is(pool: UpProcess, base: str) -> None:
-    wait_until_sync(lambda: f"dashboard {base}/\n" in pool.text, what="its address")
+    line = f"dashboard {base}/\n"
+    assert wait_until_sync(lambda: line in pool.text, what="its address")
 
 
 def test_a_killed_gateway_on_a_free_port_is_back_at_its_address(
