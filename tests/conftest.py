@@ -15,9 +15,9 @@ from support.servers import SERVERS, RedisServer, running
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 _HERE = Path(__file__).parent
-_ALONE = {"faults": "faults", "browser": "browser"}
+_ALONE = {"faults": "faults", "browser": "browser", "kernels_gpu": "kernels"}
 """Folders whose files never run beside each other: each test there has pools of several
-processes and counts on a core of its own."""
+processes and counts on a core of its own, or all share what one long run gave."""
 
 
 @pytest.hookimpl(tryfirst=True)
