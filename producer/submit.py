@@ -86,7 +86,10 @@ class Submission:
             if self._refused:
                 raise self._refused[min(self._refused)]
         except TokenmillError as error:
-            error.enqueued = tuple(h.id for h in self._handles.values())
+            # The first job of a known key is not of this call: nobody may take it back.
+            error.enqueued = tuple(
+                handle.id for handle in self._handles.values() if not handle.duplicate
+            )
             error.refused = self._refused
             raise
         return [self._handles[index] for index in range(len(jobs))]

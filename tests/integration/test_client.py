@@ -282,6 +282,20 @@ async def test_a_full_queue_is_an_error_or_waited_out(mill, group) -> None:
         assert (await mill.job(job_id).result(5)).text in "abc"
 
 
+async def test_a_job_of_an_earlier_call_is_not_told_as_enqueued_by_one_that_fails(
+    mill, group
+) -> None:
+    """Who takes back what a failed call enqueued must leave the earlier job alone."""
+    await group.scripts.write_limits(Limits(max_waiting_jobs=2))
+    await group.pause()
+    known = Prompt("a", idempotency_key="known")
+    first = await mill.submit(known)
+    with pytest.raises(QueueFull) as caught:
+        await mill.submit_many([known, "b", "c"], when_full="raise")
+    assert len(caught.value.enqueued) == 1
+    assert first.id not in caught.value.enqueued
+
+
 async def test_a_tenant_that_is_full_holds_up_nobody_else(mill, group) -> None:
     own = {"noisy": TenantLimits(waiting_jobs=2)}
     await group.scripts.write_limits(Limits(tenants=own))
