@@ -377,7 +377,7 @@ def kind_of(code: str) -> type[TokenmillError] | None:
     """
     kinds = list(TokenmillError.__subclasses__())
     for kind in kinds:
-        if kind.code == code:
+        if kind.code == code != TokenmillError.code:
             return kind
         kinds += kind.__subclasses__()
     return None

@@ -14,6 +14,7 @@ from tokenmill.shared.errors import (
     JobCancelled,
     JobFailed,
     QueueFull,
+    TokenmillError,
 )
 from tokenmill.shared.pool.cli import register
 
@@ -59,6 +60,9 @@ def test_errors_are_json_on_request(capsys) -> None:
 def test_a_failed_job_has_the_code_of_its_recorded_error(
     capsys, recorded, code, exit_code
 ) -> None:
+    class Nameless(TokenmillError):
+        """An error within one process has the code of all: it stands for no kind."""
+
     error = JobFailed("m.0.x", recorded, "text: too long", "text")
     assert run(raising(error), as_json=True) == exit_code
     body = json.loads(capsys.readouterr().err)["error"]
