@@ -11,6 +11,7 @@ import redis.asyncio
 sys.path.insert(0, str(Path(__file__).parent))  # `support` without a package
 
 from support.servers import SERVERS, RedisServer, running
+from support.shard_client import Shard
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -58,3 +59,19 @@ async def redis_client(
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def empty_redis(
+    newest_redis: RedisServer,
+) -> AsyncIterator["redis.asyncio.Redis[bytes]"]:
+    """The same on the newest server, for tests that need no second one."""
+    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def shard(empty_redis: "redis.asyncio.Redis[bytes]") -> Shard:
+    """A shard on that server with a scheduler and one group, to be played by hand."""
+    return await Shard(empty_redis).open("g1")

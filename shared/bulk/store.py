@@ -76,8 +76,9 @@ class RunStore:
         """
         check_spec(spec)
         with translate():
-            seconds, _ = await self._redis.time()
-            await self._redis.zadd(RUNS, {self.run_id: int(seconds) * 1000}, nx=True)
+            seconds, micros = await self._redis.time()
+            now_ms = int(seconds) * 1000 + int(micros) // 1000
+            await self._redis.zadd(RUNS, {self.run_id: now_ms}, nx=True)
         args = (self._keep_ms, encode(spec))
         reply = text(await call(self._redis, "bulk_create", (self.keys.record,), args))
         if reply == "other":

@@ -64,8 +64,10 @@ async def test_jobs_of_a_worker_that_hangs_run_elsewhere(workers: Workers) -> No
     async with Client(url) as mill:
         with redis.Redis.from_url(url) as client:
             await wait_until(lambda: client.hexists("tm:models", MODEL), timeout_s=20)
+            # Its name is known a moment before its group is.
             job = await mill.submit(
-                Prompt("hello", model=MODEL, sampling=Sampling(max_tokens=50))
+                Prompt("hello", model=MODEL, sampling=Sampling(max_tokens=50)),
+                when_unserved="wait",
             )
             code = await asyncio.to_thread(stuck.wait, 20)
             assert code == EXIT_STUCK

@@ -1,4 +1,4 @@
-"""`tokenmill bulk run`: files of requests in both forms, against a real pool."""
+"""`tokenmill bulk run`: files of requests in both forms, against a real bulk_pool."""
 
 import json
 from pathlib import Path
@@ -32,11 +32,11 @@ COMPLETION = {
 }
 
 
-def test_both_forms_are_answered_in_kind(pool: BulkPool, tmp_path: Path) -> None:
+def test_both_forms_are_answered_in_kind(bulk_pool: BulkPool, tmp_path: Path) -> None:
     source = write_lines(
         tmp_path / "in.jsonl", [CHAT, COMPLETION, request(7), request(8, n=2)]
     )
-    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--ordered")
+    ran = bulk_pool.run(source, "-o", tmp_path / "out.jsonl", "--ordered")
     assert ran.code == 0, ran.err
     chat, completion, simple, choices = read_lines(tmp_path / "out.jsonl")
     assert (chat["custom_id"], chat["error"]) == ("chat", None)
@@ -57,7 +57,7 @@ def test_both_forms_are_answered_in_kind(pool: BulkPool, tmp_path: Path) -> None
 
 
 def test_a_bad_line_is_an_error_line_and_the_file_goes_on(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     unsupported = {**CHAT, "custom_id": "tools"}
     unsupported["body"] = {**CHAT["body"], "tools": [{"type": "function"}]}
@@ -75,7 +75,7 @@ def test_a_bad_line_is_an_error_line_and_the_file_goes_on(
     lines: list[object] = [request(0), *(line for line, _, _ in bad.values())]
     lines.insert(2, b"")  # a blank line is no item, and counts as a line
     source = write_lines(tmp_path / "in.jsonl", [*lines, request(9)])
-    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--json")
+    ran = bulk_pool.run(source, "-o", tmp_path / "out.jsonl", "--json")
     assert ran.code == 3
     assert json.loads(ran.err.splitlines()[-1])["error"]["code"] == "items_failed"
     assert ran.report["succeeded"] == 2
@@ -92,32 +92,32 @@ def test_a_bad_line_is_an_error_line_and_the_file_goes_on(
     assert wrong[7]["response"]["status_code"] == 400
 
 
-def test_gzip_and_standard_streams(pool: BulkPool, tmp_path: Path) -> None:
+def test_gzip_and_standard_streams(bulk_pool: BulkPool, tmp_path: Path) -> None:
     requests = [request(number) for number in range(50)]
     packed = write_lines(tmp_path / "in.gz", requests)
     odd_name = packed.rename(tmp_path / "in.data")  # gzip is told by its first bytes
-    assert pool.run(odd_name, "-o", tmp_path / "out.jsonl.gz").code == 0
+    assert bulk_pool.run(odd_name, "-o", tmp_path / "out.jsonl.gz").code == 0
     assert (tmp_path / "out.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert_answered(tmp_path / "out.jsonl.gz", 50)
     given = odd_name.read_bytes()
     args = ("run", "-", "--model", "echo", "--quiet", "-o")
-    piped = pool.process(*args, "-", given=given)
+    piped = bulk_pool.process(*args, "-", given=given)
     assert piped.code == 0, piped.err
     (tmp_path / "piped").write_text(piped.out)
     assert_answered(tmp_path / "piped", 50)
-    ordered = pool.process(*args, "-", "--ordered", given=given)
+    ordered = bulk_pool.process(*args, "-", "--ordered", given=given)
     ids = [json.loads(line)["id"] for line in ordered.out.splitlines()]
     assert ids == list(range(50))
-    assert pool.process(*args, tmp_path / "kept.jsonl", given=given).code == 0
+    assert bulk_pool.process(*args, tmp_path / "kept.jsonl", given=given).code == 0
     assert_answered(tmp_path / "kept.jsonl", 50)
 
 
 def test_damaged_gzip_ends_the_file_where_it_breaks(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "in.gz", [request(n) for n in range(4000)])
     source.write_bytes(source.read_bytes()[:-1000])
-    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "damaged")
+    ran = bulk_pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "damaged")
     assert ran.code == 4
     assert "cannot be read beyond line" in ran.err
     partial = read_lines(tmp_path / "out.jsonl.partial")
@@ -125,16 +125,16 @@ def test_damaged_gzip_ends_the_file_where_it_breaks(
 
 
 def test_the_same_command_again_says_that_all_is_done(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request(0), request(1)])
     output = tmp_path / "out.jsonl"
-    first = pool.run(source, "-o", output, "--json")
+    first = bulk_pool.run(source, "-o", output, "--json")
     written = output.read_bytes()
-    again = pool.run(source, "-o", output, "--json")
+    again = bulk_pool.run(source, "-o", output, "--json")
     assert (first.code, again.code) == (0, 0)
     assert again.report["run"] == first.report["run"]
-    assert "complete before" in pool.run(source, "-o", output).err
+    assert "complete before" in bulk_pool.run(source, "-o", output).err
     assert output.read_bytes() == written
     assert not output.with_name("out.jsonl.partial").exists()
 
@@ -147,65 +147,67 @@ def test_the_same_command_again_says_that_all_is_done(
     ],
 )
 def test_other_options_are_refused_by_name(
-    pool: BulkPool, tmp_path: Path, options: tuple[str, ...], said: str
+    bulk_pool: BulkPool, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request(0)])
     output = tmp_path / "out.jsonl"
-    pool.run(source, "-o", output)
-    ran = pool.run(source, "-o", output, *options)
+    bulk_pool.run(source, "-o", output)
+    ran = bulk_pool.run(source, "-o", output, *options)
     assert ran.code == 18
     assert said in ran.err
     assert "--restart" in ran.err
-    assert pool.run(source, "-o", output, *options, "--restart").code == 0
+    assert bulk_pool.run(source, "-o", output, *options, "--restart").code == 0
 
 
 def test_the_only_model_of_a_pool_is_meant_where_none_is_named(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request(0), request(1)])
     output = tmp_path / "out.jsonl"
     again = ("run", source, "-o", output, "--quiet")
-    assert pool.bulk(*again).code == 0
+    assert bulk_pool.bulk(*again).code == 0
     assert [line["model"] for line in read_lines(output)] == ["echo", "echo"]
-    assert pool.bulk(*again).code == 0  # it is the same run, with its model or without
-    assert pool.run(source, "-o", output).code == 0
-    other = pool.bulk(*again, "--model", "other")
+    assert (
+        bulk_pool.bulk(*again).code == 0
+    )  # it is the same run, with its model or without
+    assert bulk_pool.run(source, "-o", output).code == 0
+    other = bulk_pool.bulk(*again, "--model", "other")
     assert (other.code, "model was 'echo' and is 'other'" in other.err) == (18, True)
     document = tmp_path / "text.txt"
     document.write_text("The mill turns. It grinds.", encoding="utf-8")
-    ran = pool.bulk("summarize", document, "-o", tmp_path / "s.jsonl", "--quiet")
+    ran = bulk_pool.bulk("summarize", document, "-o", tmp_path / "s.jsonl", "--quiet")
     assert ran.code == 0, ran.err
 
 
 def test_a_changed_input_and_a_strange_output_are_refused(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request(0)])
     output = tmp_path / "out.jsonl"
-    pool.run(source, "-o", output)
+    bulk_pool.run(source, "-o", output)
     write_lines(source, [request(1)])
-    ran = pool.run(source, "-o", output)
+    ran = bulk_pool.run(source, "-o", output)
     assert ran.code == 18
     assert "the input was of" in ran.err
     write_lines(source, [request(0)])  # the time of change alone is no change
-    assert pool.run(source, "-o", output).code == 0
+    assert bulk_pool.run(source, "-o", output).code == 0
     strange = write_lines(tmp_path / "strange.jsonl", [])
-    ran = pool.run(source, "-o", strange)
+    ran = bulk_pool.run(source, "-o", strange)
     assert ran.code == 18
     assert "nothing says how it was made" in ran.err
     assert not (tmp_path / "strange.jsonl.run").exists()
 
 
 def test_a_second_command_on_one_output_is_refused(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     source = tmp_path / "in.jsonl"
     write_lines(source, [request(number) for number in range(1000)])
     output = tmp_path / "out.jsonl"
-    first = pool.start("run", source, "-o", output, "--model", "echo", "--json")
+    first = bulk_pool.start("run", source, "-o", output, "--model", "echo", "--json")
     assert first.stdout is not None
     first.stdout.readline()  # it has begun, and its first progress is there
-    second = pool.run(source, "-o", output)
+    second = bulk_pool.run(source, "-o", output)
     assert second.code == 18
     assert "another command is writing" in second.err
     assert first.wait(60) == 0
@@ -215,13 +217,17 @@ def test_a_second_command_on_one_output_is_refused(
     assert_answered(output, 1000)
 
 
-def test_what_the_pool_refuses_is_not_begun(pool: BulkPool, tmp_path: Path) -> None:
+def test_what_the_pool_refuses_is_not_begun(
+    bulk_pool: BulkPool, tmp_path: Path
+) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request(0)])
-    ran = pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "a b")
+    ran = bulk_pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "a b")
     assert ran.code == 4
     assert "tenant" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
-    assert pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "ab").code == 0
-    unwritable = pool.run(source, "-o", tmp_path / "none" / "out.jsonl")
+    assert (
+        bulk_pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "ab").code == 0
+    )
+    unwritable = bulk_pool.run(source, "-o", tmp_path / "none" / "out.jsonl")
     assert unwritable.code == 74
-    assert pool.run(tmp_path / "none", "-o", tmp_path / "o.jsonl").code == 4
+    assert bulk_pool.run(tmp_path / "none", "-o", tmp_path / "o.jsonl").code == 4

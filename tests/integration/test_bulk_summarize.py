@@ -1,4 +1,4 @@
-"""`tokenmill bulk summarize`: documents of every kind, against a real pool."""
+"""`tokenmill bulk summarize`: documents of every kind, against a real bulk_pool."""
 
 import gzip
 import itertools
@@ -21,10 +21,10 @@ PARAGRAPH = (
 
 
 def test_forty_documents_are_summarized_by_key_sentences(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    ran = pool.summarize(
+    ran = bulk_pool.summarize(
         PEPS, "-o", output, "--mode", "extractive", "--max-words", 50, "--ordered"
     )
     assert ran.code == 0, ran.err
@@ -42,14 +42,14 @@ def test_forty_documents_are_summarized_by_key_sentences(
 
 
 def test_every_character_lies_in_a_window_and_the_tree_is_kept(
-    pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, tmp_path: Path
 ) -> None:
     text = "\n\n".join(f"Part {n}. {PARAGRAPH * 2}" for n in range(30))
     source = write_lines(
         tmp_path / "in.jsonl",
         [{"id": 1, "title": "Mills", "text": text}, {"id": 2, "text": "One line."}],
     )
-    ran = pool.summarize(
+    ran = bulk_pool.summarize(
         *(source, "-o", tmp_path / "out.jsonl", "--keep-tree", "--ordered"),
         *("--window-tokens", 256, "--overlap-tokens", 32, "--max-words", 40),
     )
@@ -93,11 +93,11 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_directory_is_read_to_its_leaves(
-    pool: BulkPool, tmp_path: Path, directory: Path
+    bulk_pool: BulkPool, tmp_path: Path, directory: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
     args = (directory, "-o", output, "--mode", "extractive", "--ordered")
-    ran = pool.summarize(*args)
+    ran = bulk_pool.summarize(*args)
     assert ran.code == 3
     assert "2 files of other kinds were passed over" in ran.err
     rows: list[dict[str, Any]] = read_lines(output)
@@ -115,14 +115,16 @@ def test_a_directory_is_read_to_its_leaves(
         assert "no()" not in row.get("summary", "")
         assert "tags" not in row.get("summary", "")
     (directory / "a.txt").write_text("Another text.")
-    changed = pool.summarize(*args)
+    changed = bulk_pool.summarize(*args)
     assert changed.code == 18
     assert "the input was" in changed.err
     shutil.rmtree(directory)
-    assert pool.summarize(*args).code == 4
+    assert bulk_pool.summarize(*args).code == 4
 
 
-def test_documents_that_are_wrong_fail_alone(pool: BulkPool, tmp_path: Path) -> None:
+def test_documents_that_are_wrong_fail_alone(
+    bulk_pool: BulkPool, tmp_path: Path
+) -> None:
     source = write_lines(
         tmp_path / "in.jsonl",
         [
@@ -134,13 +136,15 @@ def test_documents_that_are_wrong_fail_alone(pool: BulkPool, tmp_path: Path) -> 
             {"id": "a", "text": "again"},
         ],
     )
-    ran = pool.summarize(source, "-o", tmp_path / "out.jsonl", "--mode", "extractive")
+    ran = bulk_pool.summarize(
+        source, "-o", tmp_path / "out.jsonl", "--mode", "extractive"
+    )
     assert ran.code == 3
     rows = read_lines(tmp_path / "out.jsonl")
     fields = {row["error"]["line"]: row["error"]["field"] for row in rows[:-1]}
     assert fields == {2: "text", 3: "title", 4: "id", 5: "line", 6: "id"}
     assert rows[-1]["id"] == "a"
     with pytest.raises(typer.BadParameter, match="half of a window"):
-        pool.summarize(
+        bulk_pool.summarize(
             source, "-o", "x", "--window-tokens", 100, "--overlap-tokens", 51
         )

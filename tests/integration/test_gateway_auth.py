@@ -7,7 +7,7 @@ import signal
 import httpx
 import openai
 import pytest
-import redis.asyncio
+import redis
 import typer
 from support.commands import CommandPool
 from support.fake_group import FakeGroup
@@ -30,15 +30,8 @@ BODY = {"model": DEFAULT_MODEL, "prompt": "a b c"}
 
 
 @pytest.fixture
-async def redis_client(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def group(redis_client):
-    async with FakeGroup(redis_client) as fake:
+async def group(empty_redis):
+    async with FakeGroup(empty_redis) as fake:
         yield fake
 
 
@@ -50,8 +43,8 @@ async def gateway(newest_redis, group, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def store(redis_client) -> KeyStore:
-    return KeyStore(redis_client)
+def store(empty_redis) -> KeyStore:
+    return KeyStore(empty_redis)
 
 
 async def asked(gateway: Served, key: str | None = None, **headers: str):
@@ -65,10 +58,10 @@ def code_of(reply: httpx.Response) -> str:
 
 
 # --- keys -----------------------------------------------------------------------------
-async def test_keys_are_kept_as_hashes_alone(store: KeyStore, redis_client) -> None:
+async def test_keys_are_kept_as_hashes_alone(store: KeyStore, empty_redis) -> None:
     secret, record = await store.create("acme", [Scope.INFERENCE])
     assert secret.startswith("tm-")
-    raw = await redis_client.hgetall(API_KEYS)
+    raw = await empty_redis.hgetall(API_KEYS)
     assert secret not in str(raw)
     assert [json.loads(value)["id"] for value in raw.values()] == [record.id]
     with pytest.raises(InvalidRequest, match="tenant"):
@@ -236,7 +229,7 @@ async def test_open_on_purpose_it_still_has_only_names_of_its_host(
 
 
 async def test_a_session_is_as_good_as_its_key(
-    gateway: Served, store: KeyStore, redis_client
+    gateway: Served, store: KeyStore, empty_redis
 ) -> None:
     secret, record = await store.create("acme", [Scope.INFERENCE])
     cookie = await store.open_session(secret)
@@ -245,9 +238,9 @@ async def test_a_session_is_as_good_as_its_key(
     assert (await asked(gateway, **headers)).status_code == 200
     foreign = {**headers, "Origin": "https://evil.example"}
     assert code_of(await asked(gateway, **foreign)) == "origin_refused"
-    (key,) = [key async for key in redis_client.scan_iter("tm:session:*")]
+    (key,) = [key async for key in empty_redis.scan_iter("tm:session:*")]
     assert cookie not in key.decode()
-    assert await redis_client.pttl(key) > 0
+    assert await empty_redis.pttl(key) > 0
     await store.revoke(record.id)
     assert (await asked(gateway, **headers)).status_code == 401
 

@@ -7,7 +7,6 @@ import time
 import httpx
 import openai
 import pytest
-import redis.asyncio
 import structlog
 from support.fake_group import FakeGroup
 from support.openai_clients import async_client
@@ -23,15 +22,8 @@ BODY = {"model": DEFAULT_MODEL, "prompt": "a b c"}
 
 
 @pytest.fixture
-async def redis_client(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def group(redis_client):
-    async with FakeGroup(redis_client) as fake:
+async def group(empty_redis):
+    async with FakeGroup(empty_redis) as fake:
         yield fake
 
 
@@ -172,10 +164,10 @@ async def test_a_model_without_a_worker_is_worth_another_try(
 
 
 async def test_the_official_client_waits_as_long_as_it_is_told(
-    gateway: Served, group, redis_client
+    gateway: Served, group, empty_redis
 ) -> None:
     """A full queue answers 429 with Retry-After, which the client's retries honour."""
-    await redis_client.hset(group.keys.limits, "max_waiting_jobs", 1)
+    await empty_redis.hset(group.keys.limits, "max_waiting_jobs", 1)
     await group.pause()
     await gateway.owner.client.submit(Prompt("waits"))
     times: list[float] = []

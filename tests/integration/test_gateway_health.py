@@ -5,7 +5,6 @@ import signal
 
 import httpx
 import pytest
-import redis.asyncio
 from support.commands import CommandPool
 from support.fake_group import FakeGroup
 from support.served import Served, gateway_config, served
@@ -27,15 +26,8 @@ def believe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def redis_client(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def group(redis_client):
-    async with FakeGroup(redis_client) as fake:
+async def group(empty_redis):
+    async with FakeGroup(empty_redis) as fake:
         yield fake
 
 
@@ -85,16 +77,16 @@ async def test_jobs_that_wait_beside_room_are_no_progress(
 
 
 async def test_jobs_that_wait_for_room_are_no_stall(
-    gateway: Served, group, redis_client
+    gateway: Served, group, empty_redis
 ) -> None:
     await group.pause()
     await gateway.owner.client.submit("hello")
     key = group.keys.group(group.name)
-    await redis_client.hset(key, "credit_running", 1)
+    await empty_redis.hset(key, "credit_running", 1)
     waited = asyncio.get_running_loop().time() + 1.3
     await wait_until(lambda: asyncio.get_running_loop().time() > waited)
     assert await problems(gateway) == []
-    await redis_client.hset(key, "credit_running", 1_000_000)
+    await empty_redis.hset(key, "credit_running", 1_000_000)
     assert len(await problems(gateway)) == 1
 
 
@@ -126,16 +118,16 @@ async def test_jobs_that_wait_and_no_worker_lives_are_no_progress(
 
 
 async def test_a_redis_that_refuses_writes_is_not_well(
-    gateway: Served, redis_client
+    gateway: Served, empty_redis
 ) -> None:
-    await redis_client.config_set("maxmemory", 1)
+    await empty_redis.config_set("maxmemory", 1)
     try:
         (problem,) = await problems(gateway)
     finally:
-        await redis_client.config_set("maxmemory", 0)
+        await empty_redis.config_set("maxmemory", 0)
     assert "refuses writes" in problem
     assert await problems(gateway) == []
-    assert not await redis_client.exists("tm:process:gateway:probe")
+    assert not await empty_redis.exists("tm:process:gateway:probe")
 
 
 async def test_a_gateway_that_is_to_go_is_not_ready(gateway: Served) -> None:
@@ -172,8 +164,8 @@ async def test_probes_may_ask_for_the_head_alone(gateway: Served) -> None:
         assert (reply.status_code, reply.content) == (200, b"")
 
 
-async def test_probes_ask_for_no_key(gateway: Served, redis_client) -> None:
-    await KeyStore(redis_client).create("acme", [Scope.ADMIN])
+async def test_probes_ask_for_no_key(gateway: Served, empty_redis) -> None:
+    await KeyStore(empty_redis).create("acme", [Scope.ADMIN])
     assert (await gateway.http.get("/v1/models")).status_code == 401
     assert await problems(gateway) == []
 
@@ -203,13 +195,13 @@ def test_doctor_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert "tokenmill[gateway]" in found.message
 
 
-async def test_doctor_counts_the_keys(newest_redis, group, redis_client) -> None:
+async def test_doctor_counts_the_keys(newest_redis, group, empty_redis) -> None:
     async def told() -> str:
         findings = await examine(Config(), newest_redis.url)
         return next(one.message for one in findings if one.name == "api-keys")
 
     assert await told() == "0 in use, 0 revoked; a gateway on this host asks for none"
-    store = KeyStore(redis_client)
+    store = KeyStore(empty_redis)
     _, record = await store.create("acme", [Scope.READ])
     await store.create("acme", [Scope.READ])
     await store.revoke(record.id)

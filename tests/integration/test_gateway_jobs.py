@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-import redis.asyncio
 from support.fake_group import FakeGroup
 from support.served import gateway_config, served
 from support.waiting import wait_until
@@ -16,15 +15,8 @@ BODY = {"text": "one two three", "sampling": {"max_tokens": 8, "seed": 5}}
 
 
 @pytest.fixture
-async def redis_client(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def group(redis_client):
-    async with FakeGroup(redis_client) as fake:
+async def group(empty_redis):
+    async with FakeGroup(empty_redis) as fake:
         yield fake
 
 
@@ -201,9 +193,9 @@ async def test_jobs_of_one_millisecond_are_listed_once_each(
 
 
 async def test_jobs_of_another_tenant_do_not_exist(
-    newest_redis, redis_client, group, tmp_path
+    newest_redis, empty_redis, group, tmp_path
 ) -> None:
-    keys = KeyStore(redis_client)
+    keys = KeyStore(empty_redis)
     secrets = {
         name: (await keys.create(name, [Scope.INFERENCE]))[0] for name in ("a", "b")
     }

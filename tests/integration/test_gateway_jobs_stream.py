@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-import redis.asyncio
 from support.fake_group import FakeGroup
 from support.served import gateway_config, served
 from support.waiting import wait_until
@@ -21,15 +20,8 @@ TEXT = " ".join(WORDS)
 
 
 @pytest.fixture
-async def redis_client(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def group(redis_client):
-    async with FakeGroup(redis_client, delay_s=0.002) as fake:
+async def group(empty_redis):
+    async with FakeGroup(empty_redis, delay_s=0.002) as fake:
         yield fake
 
 

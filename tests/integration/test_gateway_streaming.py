@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import redis.asyncio
 from support.fake_group import FakeGroup
 from support.served import Served, gateway_config, served
 from support.waiting import wait_until
@@ -27,15 +26,8 @@ def asked(text: str = LONG, **fields: object) -> dict[str, object]:
 
 
 @pytest.fixture
-async def redis_client(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def group(redis_client):
-    async with FakeGroup(redis_client, delay_s=0.005) as fake:
+async def group(empty_redis):
+    async with FakeGroup(empty_redis, delay_s=0.005) as fake:
         yield fake
 
 
@@ -161,9 +153,9 @@ async def test_a_request_has_a_time(newest_redis, group, tmp_path) -> None:
 
 # --- clients that are slow ------------------------------------------------------------
 async def test_a_client_that_takes_nothing_is_cut_off(
-    newest_redis, redis_client, tmp_path
+    newest_redis, empty_redis, tmp_path
 ) -> None:
-    async with FakeGroup(redis_client, delay_s=0.0005) as group:
+    async with FakeGroup(empty_redis, delay_s=0.0005) as group:
         group.answer = lambda _: ["x" * 40_000] * 1000
         config = gateway_config(tmp_path, slow_client_s=0.5, keepalive_s=0.2)
         async with served(config, newest_redis.url) as gateway:

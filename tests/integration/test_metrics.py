@@ -24,6 +24,8 @@ from support.waiting import wait_until_sync
 import tokenmill
 from tokenmill import Client, Prompt, Sampling
 from tokenmill.shared.errors import TokenmillError
+from tokenmill.shared.metrics.catalog import CATALOG
+from tokenmill.shared.metrics.instruments import Counter
 from tokenmill.shared.metrics.targets import FILE_NAME
 
 DEPLOY = Path(tokenmill.__file__).resolve().parent / "deploy"
@@ -134,7 +136,14 @@ def worked(
         "TOKENMILL_TENANTS": '{"default": {"weight": 2}}',
         "TOKENMILL_WORKER_MAX_CONTEXT": "2000",
     }
-    with up(directory, "--standby", "1", engine="echo:2", **settings) as pool:
+    # The gateway runs in this process, which may have counted for other modules.
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        up(directory, "--standby", "1", engine="echo:2", **settings) as pool,
+    ):
+        for one in CATALOG:
+            if isinstance(one, Counter):
+                patch.setattr(one, "values", {})
         gateway = RunningGateway(pool.url, directory, "none")
         with janitor(pool):
             gateway.start()

@@ -17,6 +17,7 @@ from tokenmill.shared.webhook_keys import LOG, OPEN, delivery_key
 from tokenmill.shared.webhooks import deliveries, verify
 
 pytest_plugins = "support.webhook_fixtures"
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 async def test_the_end_of_a_job_is_told_signed_and_with_its_output(shard):

@@ -19,6 +19,7 @@ from tokenmill.shared.webhook_target import url_problem
 from tokenmill.shared.webhooks import deliveries
 
 pytest_plugins = ("support.certificates", "support.webhook_fixtures")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 def answering(*addresses):

@@ -11,7 +11,7 @@ from .pools import up
 
 
 @pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkPool]:
+def bulk_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkPool]:
     """A pool of real processes whose engine answers with the prompt."""
     with up(tmp_path_factory.mktemp("pool"), janitor=True) as process:
         made = BulkPool(process)

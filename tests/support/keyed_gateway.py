@@ -4,24 +4,10 @@ A test module asks for it by `pytest_plugins = "support.keyed_gateway"`.
 """
 
 import pytest
-import redis.asyncio
 
 from tokenmill.shared.api_keys import KeyStore, Scope
 
 from .served import gateway_config, served
-from .shard_client import Shard
-
-
-@pytest.fixture
-async def empty_redis(newest_redis):
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
-        await client.flushall()
-        yield client
-
-
-@pytest.fixture
-async def shard(empty_redis):
-    return await Shard(empty_redis).open("g1")
 
 
 @pytest.fixture
