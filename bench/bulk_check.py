@@ -115,6 +115,11 @@ def _foreign(
 
 
 def _is_of(node: Line, said: str) -> bool:
-    """Whether a node's text is what its job said, less what was cut off its end."""
-    words = node["text"].rstrip("…. ").split()
-    return said.split()[: max(len(words) - 1, 0)] == words[:-1]
+    """Whether a node's text is what its job said.
+
+    Less a sentence that it said before, and what was cut off its end.
+    """
+    everything = " ".join(said.split()).casefold()
+    text = node["text"]
+    parts = (text[one.start : one.end].split() for one in sentences(text))
+    return all(" ".join(p).rstrip("…. ").casefold() in everything for p in parts)

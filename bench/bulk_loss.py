@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 from bulk_check import leaves_of, problems_of
+from bulk_jobs import JobReader
 from bulk_pool import BulkPool, up
 
 from tokenmill.producer.bulk.finding import run_named
@@ -56,18 +57,18 @@ def measure(
             *("--max-words", max_words, "--window-tokens", window_tokens, "--quiet"),
         )
         began = time.monotonic()
-        killed_at = _run_killed(pool, arguments, count)
+        with JobReader(pool.url, model) as jobs:
+            killed_at = _run_killed(pool, arguments, count)
         view = _view(pool, output)
         lines = [json.loads(line) for line in output.read_text().splitlines()]
-        asked, answered = _jobs_of(pool, model, lines)
         seconds = time.monotonic() - began
     problems = problems_of(
         lines,
         given,
         run=view["run"],
         max_words=max_words,
-        asked=asked,
-        answered=answered,
+        asked=jobs.asked,
+        answered=jobs.answered,
     )
     figures = {
         "documents": len(given),
@@ -142,23 +143,3 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > give_up:
             raise SystemExit(f"no {what} within {LIMIT_S:.0f} s")
         time.sleep(0.1)
-
-
-def _jobs_of(
-    pool: BulkPool, model: str, lines: list[dict[str, Any]]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """What each job of the trees was given, and what it said, while it is kept."""
-    asked: dict[str, str] = {}
-    answered: dict[str, str] = {}
-    ids = [node["job_id"] for line in lines for node in line.get("tree", ())]
-    with redis.Redis.from_url(pool.url) as client:
-        for job in filter(None, ids):
-            prefix = f"tm:{{{model}:{job.split('.')[-2]}}}:"
-            request, result = client.mget(f"{prefix}in:{job}", f"{prefix}out:{job}")
-            if request is not None:
-                turns = json.loads(request).get("messages") or ()
-                asked[job] = "\n".join(turn["content"] for turn in turns)
-            if result is not None:
-                choices = json.loads(result).get("choices") or ({"text": ""},)
-                answered[job] = choices[0]["text"]
-    return asked, answered

@@ -83,6 +83,13 @@ def test_a_right_summary_has_no_problem() -> None:
     assert problems([LINE]) == []
 
 
+def test_what_a_model_says_twice_may_stand_once() -> None:
+    name = job(0, 0, 1)
+    circles = ANSWERED | {name: f"{ANSWERED[name]} It does.\nA WHEEL turns. It  does."}
+    line = changed(node={"at": 1, "text": "A wheel turns. It does."})
+    assert problems([line], answered=circles) == []
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
