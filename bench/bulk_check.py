@@ -115,11 +115,10 @@ def _foreign(
 
 
 def _is_of(node: Line, said: str) -> bool:
-    """Whether a node's text is what its job said.
+    """Whether a node's words are those that its job said, in their order.
 
-    Less a sentence that it said before, and what was cut off its end.
+    Less sentences that it said before, and what was cut off its end.
     """
-    everything = " ".join(said.split()).casefold()
-    text = node["text"]
-    parts = (text[one.start : one.end].split() for one in sentences(text))
-    return all(" ".join(p).rstrip("…. ").casefold() in everything for p in parts)
+    spoken = iter(said.casefold().split())
+    words = node["text"].rstrip("…. ").casefold().split()
+    return all(any(one.startswith(word) for one in spoken) for word in words)
