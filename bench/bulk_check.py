@@ -121,4 +121,7 @@ def _is_of(node: Line, said: str) -> bool:
     """
     spoken = iter(said.casefold().split())
     words = node["text"].rstrip("…. ").casefold().split()
-    return all(any(one.startswith(word) for one in spoken) for word in words)
+    *whole, last = words or [""]
+    return all(word in spoken for word in whole) and any(
+        one.startswith(last) for one in spoken
+    )

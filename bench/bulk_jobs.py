@@ -6,21 +6,21 @@ from typing import Self
 
 import redis
 
+from tokenmill.shared.keys import INPUTS, JobId
+
 EVERY_S = 5.0
 """A job's keys stay for a minute once its outcome stands in the run."""
 
 
 class JobReader:
-    """Reads each ended bulk job of a pool once, on a thread, within a `with` block.
+    """Reads each ended job of a pool once, on a thread, within a `with` block.
 
     Args:
         url: The pool's Redis.
-        model: Whose jobs.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url)
-        self._pattern = f"tm:{{{model}:*}}:out:*"
         self._leave = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.asked: dict[str, str] = {}
@@ -43,10 +43,11 @@ class JobReader:
             self._read()
 
     def _read(self) -> None:
-        for name in self._client.scan_iter(match=self._pattern, count=1000):
-            prefix, _, job = name.decode().rpartition("out:")
+        for name in self._client.scan_iter(match=INPUTS, count=1000):
+            job = name.decode().rpartition(":")[2]
             if job not in self.answered:
-                self._keep(job, *self._client.mget(f"{prefix}in:{job}", name))
+                keys = JobId.parse(job).keys
+                self._keep(job, *self._client.mget(keys.input(job), keys.output(job)))
 
     def _keep(self, job: str, request: bytes | None, result: bytes | None) -> None:
         if request is None or result is None:

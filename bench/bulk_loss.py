@@ -57,7 +57,7 @@ def measure(
             *("--max-words", max_words, "--window-tokens", window_tokens, "--quiet"),
         )
         began = time.monotonic()
-        with JobReader(pool.url, model) as jobs:
+        with JobReader(pool.url) as jobs:
             killed_at = _run_killed(pool, arguments, count)
         view = _view(pool, output)
         lines = [json.loads(line) for line in output.read_text().splitlines()]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
+from ..shared.clock import redis_ms
 from ..shared.errors import ModelUnavailable, ProtocolError, RedisUnavailable
 from ..shared.keys import MODELS, POOL, Keys
 from ..shared.messages import DEFAULT_MODEL, SCHEMA_VERSION, ModelCard, PoolCard
@@ -182,8 +183,7 @@ class PoolView:
 
     async def _counts(self, name: str, partitions: int) -> dict[int, int]:
         """Live groups by partition, by the clock of Redis."""
-        seconds, microseconds = await self._redis.time()
-        oldest = seconds * 1000 + microseconds // 1000 - HEARTBEAT_MS
+        oldest = await redis_ms(self._redis) - HEARTBEAT_MS
         counts = await read(
             self._redis,
             *(

@@ -14,6 +14,7 @@ import redis.asyncio
 import redis.exceptions
 import structlog
 
+from ..shared.clock import redis_ms
 from ..shared.keys import SHARDS, Keys, is_shard
 from ..shared.lifecycle import ACTIVE, State
 from ..shared.script_runner import text
@@ -46,12 +47,6 @@ def shards_of(members: Iterable[bytes]) -> list[Keys]:
     return [Keys.of_shard(name) for name in names if is_shard(name)]
 
 
-async def now_ms(client: "redis.asyncio.Redis") -> int:
-    """Returns the time of Redis in milliseconds."""
-    seconds, microseconds = await client.time()
-    return int(seconds) * 1000 + int(microseconds) // 1000
-
-
 async def trim(
     client: "redis.asyncio.Redis", keys: Keys, dead_ms: int = DEAD_MS
 ) -> dict[str, int]:
@@ -66,7 +61,7 @@ async def trim(
     Returns:
         How many entries of each went.
     """
-    now, scripts = await now_ms(client), Scripts(client, keys)
+    now, scripts = await redis_ms(client), Scripts(client, keys)
     old = [one for one in await scripts.letters() if one.at_ms < now - dead_ms]
     dead = await scripts.purge_letters(old)
     done = await client.xtrim(
@@ -101,7 +96,7 @@ async def _forget_listed(client: "redis.asyncio.Redis", keys: Keys) -> int:
 
 async def forget_groups(client: "redis.asyncio.Redis", keys: Keys) -> int:
     """Removes groups that have expired and been silent for long; their number."""
-    oldest = await now_ms(client) - SILENT_GROUP_MS
+    oldest = await redis_ms(client) - SILENT_GROUP_MS
     silent = cast(
         "list[bytes]", await client.zrangebyscore(keys.groups, "-inf", oldest)
     )
@@ -188,7 +183,7 @@ async def _mend(client: "redis.asyncio.Redis", keys: Keys, job_id: str) -> str |
             record = {k.decode(): v.decode(errors="replace") for k, v in raw.items()}
             if not await _is_orphan(pipe, keys, job_id, record):
                 return None
-            state, now = str(record["state"]), await now_ms(client)
+            state, now = str(record["state"]), await redis_ms(client)
             entry_id = await _next_id(pipe, keys.resume, now)
             pipe.multi()  # type: ignore[no-untyped-call]
             if state == State.QUEUED:

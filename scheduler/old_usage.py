@@ -6,10 +6,10 @@ from typing import Final, cast
 import redis.asyncio
 import redis.exceptions
 
+from ..shared.clock import redis_ms
 from ..shared.keys import Keys
 from ..shared.script_runner import text
 from ..shared.usage import day_and_tenant, day_of
-from .housekeeping import now_ms
 
 SCAN_COUNT: Final = 500
 SCAN_PAUSE_S: Final = 0.01
@@ -29,7 +29,7 @@ async def remove_old_usage(
     Returns:
         How many fields went.
     """
-    first, cursor, removed = day_of(await now_ms(client)) - days + 1, 0, 0
+    first, cursor, removed = day_of(await redis_ms(client)) - days + 1, 0, 0
     while True:
         try:
             cursor, row = await client.hscan(keys.usage, cursor, count=SCAN_COUNT)

@@ -6,11 +6,11 @@ from typing import Final, cast
 import redis.asyncio
 import structlog
 
+from ..shared.clock import redis_ms
 from ..shared.errors import UnknownJob
 from ..shared.keys import JobId
 from ..shared.script_runner import text
 from ..shared.webhook_keys import LOG, OPEN, delivery_key
-from .housekeeping import now_ms
 from .webhook_events import JobEnd, job_end
 
 KEEP_MS: Final = 7 * 86_400_000
@@ -83,7 +83,7 @@ class Records:
             await self._opened(event_id, fields)
 
     async def _opened(self, event_id: str, fields: Mapping[str, str]) -> Record:
-        at_ms = await now_ms(self._client)
+        at_ms = await redis_ms(self._client)
         begun = {"at_ms": str(at_ms), "created_ms": str(at_ms)}
         record = {**begun, **fields, "state": "pending"}
         await self.write(event_id, record, 0.0)
@@ -111,7 +111,7 @@ class Records:
             fields: What changes.
             wait_s: Until the next attempt; None: it is settled.
         """
-        key, at_ms = delivery_key(event_id), await now_ms(self._client)
+        key, at_ms = delivery_key(event_id), await redis_ms(self._client)
         next_ms = None if wait_s is None else at_ms + round(wait_s * 1000)
         moments = {"changed_ms": str(at_ms), "next_ms": str(next_ms or "")}
         pipe = self._client.pipeline(transaction=True)

@@ -16,13 +16,14 @@ import redis.asyncio
 import structlog
 from arq.connections import ArqRedis
 
+from ..shared.clock import redis_ms
 from ..shared.keys import Keys
 from ..shared.lifecycle import TERMINAL
 from ..shared.script_runner import text
 from ..shared.webhook_keys import ANNOUNCED, OPEN, QUEUE
 from .arq_running import wake
 from .events import DoneEvent
-from .housekeeping import now_ms, shards
+from .housekeeping import shards
 from .webhook_records import KEEP_MS, Records
 
 TASK: Final = "deliver_webhook"
@@ -77,7 +78,7 @@ class Webhooks:
     async def _make_due(self, event_ids: Sequence[str]) -> None:
         """Moves deliveries that wait in the queue for a later attempt to now."""
         if event_ids:
-            at_ms = await now_ms(self._client)
+            at_ms = await redis_ms(self._client)
             due = {task_id(event_id): at_ms for event_id in event_ids}
             await self._client.zadd(QUEUE, due, xx=True, lt=True)
             wake(QUEUE)
@@ -136,7 +137,7 @@ class Webhooks:
 
     async def sweep(self) -> int:
         """Queues what should be delivered and is not queued; how much that may be."""
-        late_ms = await now_ms(self._client) - OVERDUE_MS
+        late_ms = await redis_ms(self._client) - OVERDUE_MS
         found = 0
         for keys in await shards(self._client):
             found += await self._sweep_jobs(keys, late_ms)

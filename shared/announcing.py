@@ -8,6 +8,7 @@ import redis.asyncio
 import redis.exceptions
 import structlog
 
+from .clock import redis_ms
 from .keys import PROCESSES, process_key
 from .messages import encode
 from .outage import REDIS_ERRORS
@@ -25,8 +26,7 @@ _log = structlog.get_logger(__name__)
 async def announce(client: redis.asyncio.Redis, card: ProcessCard) -> None:
     """Writes the card once; it expires after `CARD_MS`."""
     member = f"{card.kind}:{card.id}"
-    seconds, micros = await client.time()
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    now_ms = await redis_ms(client)
     async with client.pipeline(transaction=False) as pipe:
         pipe.set(process_key(member), encode(card), px=CARD_MS)
         pipe.zadd(PROCESSES, {member: now_ms})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from .clock import redis_ms
 from .errors import InvalidRequest, ProtocolError
 from .keys import API_KEYS, session_key
 from .validate import TENANT
@@ -102,7 +103,7 @@ class KeyStore:
             tenant=tenant,
             scopes=granted,
             name=name[:200],
-            created_ms=await self._now_ms(),
+            created_ms=await redis_ms(self._redis),
         )
         await self._do(
             "HSET", API_KEYS, fingerprint(secret), msgspec.json.encode(record)
@@ -132,7 +133,7 @@ class KeyStore:
             if record.id != key_id:
                 continue
             if record.revoked_ms is None:
-                now_ms = await self._now_ms()
+                now_ms = await redis_ms(self._redis)
                 record = msgspec.structs.replace(record, revoked_ms=now_ms)
                 await self._do("HSET", API_KEYS, digest, msgspec.json.encode(record))
             return record
@@ -166,10 +167,6 @@ class KeyStore:
 
     async def _do(self, *command: str | bytes) -> Any:  # noqa: ANN401 - a reply
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
-
-    async def _now_ms(self) -> int:
-        seconds, microseconds = await self._redis.time()
-        return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def close_session(self, cookie: str) -> None:
         """Logs a browser out."""

@@ -10,6 +10,7 @@ import redis.asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))  # `support` without a package
 
+from support.fake_group import FakeGroup
 from support.servers import SERVERS, RedisServer, running
 from support.shard_client import Shard
 
@@ -75,3 +76,12 @@ async def empty_redis(
 async def shard(empty_redis: "redis.asyncio.Redis[bytes]") -> Shard:
     """A shard on that server with a scheduler and one group, to be played by hand."""
     return await Shard(empty_redis).open("g1")
+
+
+@pytest.fixture
+async def group(
+    empty_redis: "redis.asyncio.Redis[bytes]",
+) -> AsyncIterator[FakeGroup]:
+    """A worker group on that server that answers jobs by itself."""
+    async with FakeGroup(empty_redis) as fake:
+        yield fake

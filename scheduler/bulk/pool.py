@@ -14,6 +14,7 @@ import structlog
 
 from ...shared.bulk.messages import Document
 from ...shared.bulk.writes import RunWrites
+from ...shared.clock import redis_ms
 from ...shared.config import Config
 from ...shared.errors import ModelLoadError, ProtocolError, StorageUnavailable
 from ...shared.keys import POOL, Keys, tokenizer_key
@@ -222,5 +223,4 @@ class BulkPool:
     async def now_ms(self) -> int:
         """Returns the time of Redis."""
         with translate():
-            seconds, micros = await self.client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
+            return await redis_ms(self.client)

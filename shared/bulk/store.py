@@ -6,6 +6,7 @@ from typing import Final, cast
 import msgspec
 import redis.asyncio
 
+from ..clock import redis_ms
 from ..errors import InvalidRequest, ProtocolError, UnknownRun
 from ..messages import encode
 from ..redis import translate
@@ -76,9 +77,8 @@ class RunStore:
         """
         check_spec(spec)
         with translate():
-            seconds, micros = await self._redis.time()
-            now_ms = int(seconds) * 1000 + int(micros) // 1000
-            await self._redis.zadd(RUNS, {self.run_id: now_ms}, nx=True)
+            created_ms = await redis_ms(self._redis)
+            await self._redis.zadd(RUNS, {self.run_id: created_ms}, nx=True)
         args = (self._keep_ms, encode(spec))
         reply = text(await call(self._redis, "bulk_create", (self.keys.record,), args))
         if reply == "other":

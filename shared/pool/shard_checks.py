@@ -9,6 +9,7 @@ from typing import Final
 
 import redis.asyncio
 
+from ..clock import redis_ms
 from ..config import Config
 from ..keys import Keys
 from ..redis import Finding
@@ -72,15 +73,10 @@ async def examine_shard(
     return [*findings, *await examine_queue(client, keys, groups, losses)]
 
 
-async def _now_ms(client: redis.asyncio.Redis) -> int:
-    seconds, microseconds = await client.time()
-    return int(seconds) * 1000 + int(microseconds) // 1000
-
-
 async def _scheduler_of(client: redis.asyncio.Redis, keys: Keys) -> Finding:
     fields = await _fields(client, keys.scheduler)
     until_ms = int(fields.get(b"until", b"0") or 0)
-    if until_ms > await _now_ms(client):
+    if until_ms > await redis_ms(client):
         owner = fields.get(b"owner", b"?").decode()
         return Finding("info", f"scheduler {keys.shard}", f"active: {owner}")
     return Finding(
@@ -195,7 +191,7 @@ async def _longest_wait_ms(client: redis.asyncio.Redis, keys: Keys) -> int | Non
     for stream in (*streams, keys.resume):
         for entry_id, _ in await client.xrange(stream, count=1):
             times.append(int(entry_id.partition(b"-")[0]))
-    return await _now_ms(client) - min(times) if times else None
+    return await redis_ms(client) - min(times) if times else None
 
 
 async def _dispatched_tokens(client: redis.asyncio.Redis, keys: Keys) -> bytes:

@@ -10,7 +10,6 @@ import pytest
 import redis
 import typer
 from support.commands import CommandPool
-from support.fake_group import FakeGroup
 from support.openai_clients import async_client
 from support.served import Served, gateway_config, served
 from support.waiting import wait_until
@@ -27,12 +26,6 @@ from tokenmill.shared.messages import DEFAULT_MODEL
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": DEFAULT_MODEL, "prompt": "a b c"}
-
-
-@pytest.fixture
-async def group(empty_redis):
-    async with FakeGroup(empty_redis) as fake:
-        yield fake
 
 
 @pytest.fixture

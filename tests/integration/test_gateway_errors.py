@@ -8,7 +8,6 @@ import httpx
 import openai
 import pytest
 import structlog
-from support.fake_group import FakeGroup
 from support.openai_clients import async_client
 from support.served import Served, gateway_config, served
 from support.waiting import wait_until
@@ -19,12 +18,6 @@ from tokenmill.shared.metrics.catalog import HTTP_OPEN
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": DEFAULT_MODEL, "prompt": "a b c"}
-
-
-@pytest.fixture
-async def group(empty_redis):
-    async with FakeGroup(empty_redis) as fake:
-        yield fake
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import signal
 import httpx
 import pytest
 from support.commands import CommandPool
-from support.fake_group import FakeGroup
 from support.served import Served, gateway_config, served
 from support.servers import SERVERS, running
 from support.waiting import wait_until
@@ -23,12 +22,6 @@ from tokenmill.shared.pool.doctor import examine
 @pytest.fixture(autouse=True)
 def believe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_BELIEVED_S", 0.0)
-
-
-@pytest.fixture
-async def group(empty_redis):
-    async with FakeGroup(empty_redis) as fake:
-        yield fake
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-from support.fake_group import FakeGroup
 from support.served import gateway_config, served
 from support.waiting import wait_until
 
@@ -12,12 +11,6 @@ from tokenmill.shared.api_keys import KeyStore, Scope
 from tokenmill.shared.messages import DEFAULT_MODEL
 
 BODY = {"text": "one two three", "sampling": {"max_tokens": 8, "seed": 5}}
-
-
-@pytest.fixture
-async def group(empty_redis):
-    async with FakeGroup(empty_redis) as fake:
-        yield fake
 
 
 @pytest.fixture

@@ -82,5 +82,5 @@ async def test_a_job_that_goes_on_is_not_told_again_and_keeps_its_webhook(
     assert receiver.ids == [job_id]
 
 
-async def nothing_queued(empty_redis):
-    return not await empty_redis.xlen(ANNOUNCED) and not await empty_redis.zcard(QUEUE)
+async def nothing_queued(client):
+    return not await client.xlen(ANNOUNCED) and not await client.zcard(QUEUE)

@@ -34,11 +34,8 @@ def trusted(monkeypatch):
 
 
 @pytest.fixture
-async def client(newest_redis):
-    client = redis.asyncio.Redis.from_url(newest_redis.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
+def client(empty_redis):
+    return empty_redis
 
 
 async def forgotten(client):
