@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -11,9 +12,11 @@ import redis.exceptions
 from ..errors import TokenmillError
 from ..keys import SHARDS, Keys
 from ..losses import process_ended
+from ..metrics.targets import cards_of
+from ..process_card import ProcessCard
 from ..scripts import Scripts
 from .lines import line
-from .plan import GROUP_VARIABLE, model_of_worker, partition_of_worker
+from .plan import GATEWAY, GROUP_VARIABLE, model_of_worker, partition_of_worker
 from .processes import Child, ChildState
 
 _LOOK_EVERY_S: Final = 0.2
@@ -28,7 +31,8 @@ class Watcher:
     Args:
         client: Redis.
         children: All of the pool.
-        on_ready: Called once, when the pool serves.
+        on_ready: Called once, when every model is served that can be.
+        on_served: Called with each model whose first worker was seen.
     """
 
     def __init__(
@@ -36,13 +40,20 @@ class Watcher:
         client: redis.asyncio.Redis,
         children: Sequence[Child],
         on_ready: Callable[[], None],
+        on_served: Callable[[str], None] = lambda _model: None,
     ) -> None:
         self._client = client
         self._children = children
         self._on_ready = on_ready
+        self._on_served = on_served
+        self.served: set[str] = set()
+        """Models of which a worker has been seen."""
         self._started = asyncio.Event()
-        self.ready = False
+        self.serves = False
         """Whether a scheduler and, where there are any, a worker have been seen."""
+        self.ready = False
+        """Whether it serves every model whose workers have not failed for good, over
+        HTTP too where it is to."""
 
     def look(self) -> None:
         """Says that a child has been started."""
@@ -61,7 +72,9 @@ class Watcher:
                 with contextlib.suppress(redis.exceptions.RedisError, OSError):
                     if child.pid is not None and await self._works(child):
                         child.confirm()
-            if not self.ready and self._is_ready():
+            self._note_served()
+            comes = self.awaited or self._gateway_comes()
+            if self.serves and not self.ready and not comes:
                 self.ready = True
                 self._on_ready()
             if starting:
@@ -70,22 +83,54 @@ class Watcher:
                 await self._started.wait()
 
     async def _works(self, child: Child) -> bool:
+        if child.spec.name == GATEWAY:
+            cards = await cards_of(self._client)
+            return any(c.kind == GATEWAY and _is_of(c, child) for c in cards)
         group = child.env.get(GROUP_VARIABLE)
         if group is None:
             return child.age_s() > _ALIVE_IS_WELL_S
         return bool(await self._client.exists(_keys(child).group(group)))
 
-    def _is_ready(self) -> bool:
-        workers = [child for child in self._children if is_worker(child)]
-        running = [c for c in self._children if c.state is ChildState.RUNNING]
-        return any(child.spec.name == "scheduler" for child in running) and (
-            not workers or any(map(is_worker, running))
+    def models(self, *states: ChildState) -> set[str]:
+        """Returns the models that have a worker in one of these states."""
+        return {
+            model_of_worker(child.spec)
+            for child in self._children
+            if is_worker(child) and child.state in states
+        }
+
+    @property
+    def awaited(self) -> set[str]:
+        """Models that nobody serves yet and somebody still may."""
+        coming = self.models(ChildState.STARTING, ChildState.WAITING)
+        return coming - self.served
+
+    def _gateway_comes(self) -> bool:
+        """Whether a gateway starts for the first time and does not answer yet."""
+        return any(
+            child.spec.name == GATEWAY
+            and child.state is ChildState.STARTING
+            and not child.restarts
+            for child in self._children
         )
+
+    def _note_served(self) -> None:
+        for model in sorted(self.models(ChildState.RUNNING) - self.served):
+            self.served.add(model)
+            self._on_served(model)
+        running = [c for c in self._children if c.state is ChildState.RUNNING]
+        if any(child.spec.name == "scheduler" for child in running):
+            has_workers = any(map(is_worker, self._children))
+            self.serves = self.serves or bool(self.served) or not has_workers
 
 
 def is_worker(child: Child) -> bool:
     """Whether this child serves a model."""
     return child.spec.name.startswith("worker")
+
+
+def _is_of(card: ProcessCard, child: Child) -> bool:
+    return (card.host, card.pid) == (socket.gethostname(), child.pid)
 
 
 def _keys(worker: Child) -> Keys:

@@ -1,7 +1,6 @@
 """The official `openai` client, unmodified, against `tokenmill up --gateway`."""
 
 import asyncio
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,11 +40,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
 
 @pytest.fixture(scope="module")
 def base(pool: UpProcess) -> str:
-    def address() -> str | None:
-        found = re.search(r"gateway (http://127\.0\.0\.1:\d+)\n", pool.text)
-        return found[1] if found else None
-
-    return str(wait_until_sync(address, timeout_s=30, what="the gateway's address"))
+    return pool.gateway
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import subprocess
 import sys
 import threading
@@ -138,10 +137,6 @@ def submit_all(mill: SyncClient) -> list[str]:
     return [job.id for job in (*ids, waiting)]
 
 
-GATEWAY = r"http://127\.0\.0\.1:\d+"
-"""Its address, as `up` prints it."""
-
-
 def submit_raw(url: str, payload: str) -> str:
     """A payload as a client without any check would send it."""
     keys, lane = Keys(MODEL, 0), lane_of("default")
@@ -171,7 +166,7 @@ def test_logs_hold_no_prompt_no_key_and_no_password(tmp_path, caplog) -> None:
         password = urlsplit(pool.url).password
         assert password
         key = make_key(pool)
-        call_gateway(re.search(GATEWAY, pool.logs())[0], key)
+        call_gateway(pool.gateway, key)
         refusal = refused_start(pool)
         with SyncClient(pool.url) as mill:
             ids = submit_all(mill)

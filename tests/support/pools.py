@@ -69,6 +69,15 @@ class UpProcess:
         wait_until_sync(ready, timeout_s=timeout_s, what=f"the pool\n{self.text}")
 
     @property
+    def gateway(self) -> str:
+        """Where its gateway answers, as `up` prints it."""
+        line = re.compile(r"^gateway +\| gateway (http://\S+)$", re.M)
+        found = wait_until_sync(
+            lambda: line.search(self.text), timeout_s=20, what="the gateway's address"
+        )
+        return str(found[1])
+
+    @property
     def url(self) -> str:
         return json.loads((self.directory / "pool.json").read_text())["url"]
 
