@@ -19,6 +19,7 @@ from ..shared.errors import InvalidRequest, TokenmillError
 from ..shared.messages import JobError
 from ..shared.metrics.catalog import STEP_SECONDS
 from ..shared.metrics.instruments import OTHER
+from .engine.device_errors import is_device_lost
 from .engine.request import Capacity, EngineRequest, StepOutput
 
 _CAPACITY_EVERY_S: Final = 0.05
@@ -205,7 +206,7 @@ class EngineThread:
         self._failed_steps += 1
         self._log.error("step_failed", jobs=len(self._inside), exc_info=error)
         engine_ids = tuple(sorted(self._inside))
-        fatal = self._failed_steps >= MAX_FAILED_STEPS
+        fatal = self._failed_steps >= MAX_FAILED_STEPS or is_device_lost(error)
         try:
             self._cancel(engine_ids)
             self._engine.check_integrity()

@@ -2,30 +2,35 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
-from ..shared.config import ModelConfig, WorkerConfig
+from ..shared.config import LogConfig, ModelConfig, WorkerConfig
 from ..shared.errors import ConfigError
 from ..shared.messages import ModelCard
 from . import echo
+from .adapters_loader import AdapterLoader, NoAdapters
+from .adapters_model import model_adapters, stand_in_adapters
 from .engine_thread import EngineLike
 from .extras import model_stack
+from .runner_loading import Progress, load_beside, other_ranks
 
 if TYPE_CHECKING:
+    from .engine.adapters.cache import AdapterCache
+    from .engine.batch import ModelRunner
     from .engine.detokenizer import TokenTable
     from .engine.model.runner import TransformersRunner
+    from .rank_group import RankGroup
 
 REAL: Final = "model"
 """Name of the engine that runs a model."""
 _ECHO_BATCH_TOKENS: Final = 100_000_000
 """Nothing is prefilled, so the prefill budget must not be what limits."""
 
-Progress = Callable[[str, float], None]
 OnTokenizer = Callable[[str, bytes], None]
 """Called with fingerprint and bundle, long before the weights are read."""
 
@@ -44,6 +49,17 @@ class Loaded(msgspec.Struct, frozen=True):
     """Where it runs, "cuda:0" for example, for the ready line."""
     kernels: str = "none"
     """What computes; workers of one pool should have the same."""
+    adapters: AdapterLoader | None = None
+    """Holds its adapters, or says why it serves none."""
+    group: "RankGroup | None" = None
+    """The ranks, where the model is split over several processes."""
+    runner: "ModelRunner | None" = None
+    """The model itself, for the health run; None: the engine has none."""
+
+    @property
+    def tp(self) -> int:
+        """Processes that the model is split over."""
+        return 1 if self.group is None else self.group.size
 
 
 def load(
@@ -53,6 +69,7 @@ def load(
     progress: Progress | None = None,
     on_tokenizer: OnTokenizer | None = None,
     profile: Path | None = None,
+    log: LogConfig | None = None,
 ) -> Loaded:
     """Builds the engine; takes seconds, so call it off the event loop.
 
@@ -63,22 +80,29 @@ def load(
         progress: Called with a stage and its fraction done.
         on_tokenizer: Told of a model's tokenizer as soon as it is known.
         profile: Where its steps and kernels are timed to.
+        log: How the other ranks of a split model log.
 
     Raises:
         ModelLoadError: The model cannot be found, read or held in memory.
-        ConfigError: `kind` is no engine, or the profile cannot be written.
+        ConfigError: `kind` is no engine, the profile cannot be written, or the model
+            cannot be split over so many processes.
     """
     began = time.monotonic()
     name = kind.partition(":")[0]
     if profile is not None and name != REAL:
         raise ConfigError("profile", f"the engine {name} has no kernels to time")
     if name == "echo":
+        if model.tp > 1:
+            structlog.get_logger().info("tp_ignored", tp=model.tp, engine=name)
         return _load_echo(kind, model, worker, began)
     if name != REAL:
         problem = f"value {kind!r}; expected model, echo or echo:<ms per step>"
         raise ConfigError("engine", problem)
     with model_stack():
-        return _load_model(model, worker, progress, on_tokenizer, began, profile)
+        if model.tp > 1 and profile is not None:
+            problem = "ranks of a split model are not timed; profile it with tp = 1"
+            raise ConfigError("profile", problem)
+        return _load_model(model, worker, progress, on_tokenizer, began, profile, log)
 
 
 def _load_echo(
@@ -91,7 +115,7 @@ def _load_echo(
         tokenizer=echo.TOKENIZER,
         has_chat_template=True,
         bytes_per_token=1.0,
-        weights_version=echo.WEIGHTS_VERSION,
+        weights_version=echo.weights_of(model.version),
     )
     return Loaded(
         engine=echo.EchoEngine.from_name(kind, worker.max_running),
@@ -100,6 +124,7 @@ def _load_echo(
         block_size=worker.block_size,
         batch_tokens=_ECHO_BATCH_TOKENS,
         load_s=time.monotonic() - began,
+        adapters=stand_in_adapters(worker),
     )
 
 
@@ -110,20 +135,25 @@ def _load_model(
     on_tokenizer: OnTokenizer | None,
     began: float,
     profile: Path | None,
+    log: LogConfig | None,
 ) -> Loaded:
     from .engine.model.resolve import resolve_model
 
     # Before the imports that take seconds: a wrong name is said at once.
     path = resolve_model(model.name, model.path, progress=progress)
     fingerprint, bundle, has_template = _tokenizer(path)
-    if on_tokenizer is not None:
-        on_tokenizer(fingerprint, bundle)
-    with ThreadPoolExecutor(1) as beside:
+    with (
+        other_ranks(path, model, worker, progress, log) as group,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        if on_tokenizer is not None:
+            on_tokenizer(fingerprint, bundle)
         # Its parsing is native code, which runs while the weights are read.
         table = beside.submit(_read_table, path)
-        runner = _load_runner(path, model, worker, _unless_failed(table, progress))
+        runner = load_beside(table, group, path, model, worker, progress)
+        adapters = model_adapters(runner, worker)
         tokens = table.result()
-    engine = _engine(profile, runner, model, worker, tokens)
+        engine = _engine(profile, runner, model, worker, tokens, adapters)
     card = ModelCard(
         model=model.name,
         max_context=_max_context(runner),
@@ -141,6 +171,9 @@ def _load_model(
         load_s=time.monotonic() - began,
         device=runner.target.name,
         kernels=runner.target.ops.backend_report()["backend"],
+        runner=runner,
+        adapters=adapters,
+        group=group,
     )
 
 
@@ -150,6 +183,7 @@ def _engine(
     model: ModelConfig,
     worker: WorkerConfig,
     tokens: "TokenTable",
+    adapters: "AdapterCache | NoAdapters",
 ) -> EngineLike:
     options = {
         "max_running": worker.max_running,
@@ -157,6 +191,7 @@ def _engine(
         "prefix_cache": worker.prefix_cache,
         "step_target_ms": worker.step_target_ms,
         "kv_overcommit": worker.kv_overcommit,
+        "adapters": None if isinstance(adapters, NoAdapters) else adapters,
     }
     if profile is not None:
         from .profiling import profiled_engine
@@ -172,45 +207,6 @@ def _read_table(path: Path) -> "TokenTable":
     from .engine.model.vocabulary import read_tokenizer
 
     return TokenTable.from_tokenizer(read_tokenizer(path))
-
-
-def _unless_failed(table: "Future[TokenTable]", progress: Progress | None) -> Progress:
-    """Returns a progress that ends the load of weights when the tokenizer is bad."""
-
-    def report(stage: str, fraction: float) -> None:
-        if table.done():
-            table.result()
-        if progress is not None:
-            progress(stage, fraction)
-
-    return report
-
-
-def _load_runner(
-    path: Path, model: ModelConfig, worker: WorkerConfig, progress: Progress | None
-) -> "TransformersRunner":
-    from .engine.model.gpu.graph_start import GraphWish
-    from .engine.model.load import load_runner
-
-    return load_runner(
-        path,
-        weights=model.weights,
-        kv=model.kv,
-        block_size=worker.block_size,
-        num_blocks=worker.num_blocks,
-        kv_memory_mb=worker.kv_memory_mb,
-        max_context=worker.max_context,
-        threads=worker.threads,
-        device=worker.device,
-        outlier_threshold=model.outlier_threshold,
-        offload_layers=worker.offload_layers,
-        graphs=GraphWish(
-            max_running=worker.max_running,
-            step_tokens=worker.max_running + worker.prefill_chunk,
-            enabled=worker.cuda_graphs,
-        ),
-        progress=progress,
-    )
 
 
 def _max_context(runner: "TransformersRunner") -> int:

@@ -168,6 +168,11 @@ class ShardTruth:
             (self.keys.resume, entry, fields["id"])
             for entry, fields in self.client.xrange(self.keys.resume)
         ]
+        for _, fields in self.client.xrange(self.keys.resume):
+            job = jobs[fields["id"]]
+            assert fields["weights"] == job.get("weights", "")
+            assert bool(fields["weights"]) == (fields["started"] == "1")
+            assert ("served" in job) == ("first_ms" in job)
         assert sorted(waiting) == sorted(
             (job["entry_key"], job["entry"], j)
             for j, job in jobs.items()

@@ -36,6 +36,8 @@ class StepBatch(msgspec.Struct, frozen=True):
     """In packed order; their lengths sum to num_tokens."""
     logit_rows: "np.ndarray"
     """int64 [num_rows]: packed indices whose logits are wanted, rising."""
+    adapters: tuple[str | None, ...] = ()
+    """Key of each slice's adapter, None without; empty when no slice has one."""
 
 
 class ModelRunner(Protocol):

@@ -2,7 +2,8 @@
 directory is on PYTHONPATH; the product knows nothing of it.
 
 STEP_DELAY_MS makes each step that much longer. POISON=1 makes a step hang, or end the
-process, while a prompt with one of the marks below is in the engine.
+process, while a prompt with one of the marks below is in the engine. CRASH_AT_LOAD
+names a version of a model whose workers are killed as they start.
 """
 
 import ctypes
@@ -68,5 +69,7 @@ def _inject():
     EngineThread.__init__ = with_faults
 
 
+if "work" in sys.orig_argv and os.environ.get("CRASH_AT_LOAD") in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGKILL)
 if "work" in sys.orig_argv and {"STEP_DELAY_MS", "POISON"} & os.environ.keys():
     _inject()

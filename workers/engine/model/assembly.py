@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from ..parallel.communicator import Communicator
+    from ..parallel.shard import Shard
     from .cache import Progress
 
 
@@ -45,6 +47,13 @@ class Wish:
     """Last decoder layers that stay in host memory; None is those beyond `room`."""
     tuning: Tuning = field(default_factory=Tuning)
     """What calibration, or the weights alone, say is to be changed in them."""
+    communicator: Communicator | None = None
+    """The rank's end of its group; None loads the whole model."""
+
+    @property
+    def shard(self) -> Shard | None:
+        """Which rank's part to load; None is the whole model."""
+        return None if self.communicator is None else self.communicator.shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,12 @@ def read_model(
             damaged or too large.
     """
     model = skeleton(path, family, config)
+    sharding = None
+    if wish.shard is not None:
+        from ..parallel.sharding import Sharding
+
+        sharding = Sharding(config, wish.shard)
+        sharding.narrow(model, family)
     homes = _homes(model, family, wish)
     if homes.offloaded:
         groups = {}  # hooks act on modules, which the fused decoder goes around
@@ -97,9 +112,12 @@ def read_model(
         model,
         placed,
         wish.target.dtype,
-        copy=wish.weights in ("int8", "int8-a8", "int8-bnb", "nf4"),
+        # A rank's parts are in memory of their own already.
+        copy=wish.weights in ("int8", "int8-a8", "int8-bnb", "nf4")
+        and sharding is None,
         home=homes,
         folds=wish.tuning.folds,
+        sharding=sharding,
     )
     reader.read(path, progress)
     for module in model.modules():
@@ -111,6 +129,8 @@ def read_model(
         halve_embedding(model)
     place_buffers(model, homes)
     attach_offload(layers_of(model, family), homes, wish.target.device)
+    if sharding is not None and wish.communicator is not None:
+        sharding.connect(model, wish.communicator)
     return Checkpoint(path, family, config, wish, model, homes, bool(groups))
 
 
@@ -197,12 +217,23 @@ def connect_attention(checkpoint: Checkpoint, state: StepState) -> None:
         if family.model_type == "falcon":
             from .falcon import PagedFalconAttention
 
-            setattr(layer, family.attention, PagedFalconAttention(attention, state))
+            first = first_query(checkpoint)
+            paged = PagedFalconAttention(attention, state, first_head=first)
+            setattr(layer, family.attention, paged)
         else:
             attach(attention, state)
     if rope_type(model.config) in LENGTH_DEPENDENT:
         base = model.base_model
         base.rotary_emb = PackedRotary(base.rotary_emb, state)
+
+
+def first_query(checkpoint: Checkpoint) -> int:
+    """Returns which of the whole model's query heads is the first one here."""
+    if checkpoint.wish.shard is None:
+        return 0
+    from ..parallel.shard import heads_of
+
+    return heads_of(checkpoint.config, checkpoint.wish.shard).queries[0]
 
 
 def layers_of(model: PreTrainedModel, family: Family) -> list[nn.Module]:

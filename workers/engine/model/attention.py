@@ -36,6 +36,9 @@ class StepState:
     def __init__(self, layers: tuple[KVLayer, ...], kernels: OpsProtocol = ops) -> None:
         self.layers = layers
         self.kernels = kernels
+        self.one_by_one = False
+        """Whether the step calls each linear layer's module, where one call of the
+        kernels could do a whole decoder layer."""
         self._layout: StepLayout | None = None
         self._rope_lengths: torch.Tensor | None = None
 

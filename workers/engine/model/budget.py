@@ -42,6 +42,43 @@ class FreeMemory(msgspec.Struct, frozen=True):
     """"host", "cgroup limit" or "cuda:<n>"."""
 
 
+_share: float | None = None
+
+
+def bound_memory(share: float | None) -> None:
+    """Bounds what this process counts as free to a part of the whole.
+
+    Processes that start side by side would each count the same free memory else.
+
+    Args:
+        share: Of the host's and of each device's memory, what the process has already
+            included; None is no bound.
+    """
+    global _share
+    _share = share
+
+
+def memory_share() -> float | None:
+    """Returns this process's part of the whole, or None."""
+    return _share
+
+
+def _within_share(free: FreeMemory, total: int, taken: int) -> FreeMemory:
+    """Returns what is free of this process's share.
+
+    Args:
+        free: Of the whole.
+        total: Bytes of the whole.
+        taken: Bytes that this process has.
+    """
+    if _share is None:
+        return free
+    own = max(0, int(total * _share) - taken)
+    if own >= free.size:
+        return free
+    return FreeMemory(own, f"share {_share:g} of {free.source}")
+
+
 def free_memory(device: str = "cpu") -> FreeMemory:
     """Returns what this process may still take of a device's memory.
 
@@ -53,6 +90,15 @@ def free_memory(device: str = "cpu") -> FreeMemory:
     """
     if device != "cpu":
         return _free_on_cuda(device)
+    total = int(psutil.virtual_memory().total)
+    info = psutil.Process().memory_info()
+    # Pages of mapped weights are counted apart (`reserved`).
+    taken = int(info.rss) - int(getattr(info, "shared", 0))
+    return _within_share(*_free_on_host(total), taken)
+
+
+def _free_on_host(total: int) -> tuple[FreeMemory, int]:
+    """Returns what is free, and the whole that it is free of."""
     available = int(psutil.virtual_memory().available)
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -60,15 +106,16 @@ def free_memory(device: str = "cpu") -> FreeMemory:
         statistics = (_CGROUP / "memory.stat").read_text()
     except (OSError, ValueError):
         # No cgroup v2 here, or its limit is "max".
-        return FreeMemory(available, "host")
+        return FreeMemory(available, "host"), total
     cached = 0
     for line in statistics.splitlines():
         if line.startswith("inactive_file "):
             cached = int(line.split()[1])  # given back under pressure
     within = limit - used + cached
+    whole = min(total, limit)
     if within < available:
-        return FreeMemory(within, "cgroup limit")
-    return FreeMemory(available, "host")
+        return FreeMemory(within, "cgroup limit"), whole
+    return FreeMemory(available, "host"), whole
 
 
 def _free_on_cuda(device: str) -> FreeMemory:
@@ -79,10 +126,12 @@ def _free_on_cuda(device: str) -> FreeMemory:
             f"no CUDA device is here to ask how much of {device} is free; use the CPU, "
             "or tell inspect the device's memory with --memory-gb"
         )
-    free, _total = torch.cuda.mem_get_info(device)
+    free, total = torch.cuda.mem_get_info(device)
     # What torch's allocator keeps unused is ours to use, though not free to others.
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return FreeMemory(int(free) + int(kept), str(torch.device(device)))
+    taken = int(torch.cuda.memory_allocated(device))
+    kept = int(torch.cuda.memory_reserved(device)) - taken
+    found = FreeMemory(int(free) + kept, str(torch.device(device)))
+    return _within_share(found, int(total), taken)
 
 
 class PoolBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +204,7 @@ def pool_blocks(
     kv_memory_mb: int | None,
     device: str = "cpu",
     reserved: int = 0,
+    sharers: int = 1,
 ) -> int:
     """Returns how many KV blocks fit now, and logs what they were sized from.
 
@@ -166,10 +216,12 @@ def pool_blocks(
         device: Where the pool will be: "cpu" or a CUDA device.
         reserved: Bytes of weights still to be loaded there, or mapped from files,
             whose pages count as free (`sizes.mapped_bytes`).
+        sharers: Processes that take equal parts of what is free there.
 
     Raises:
         ModelLoadError: Not even one block fits.
     """
+    free = free_memory(device)
     budget = pool_budget(
         shape,
         kind=kind,
@@ -177,17 +229,33 @@ def pool_blocks(
         kv_memory_mb=kv_memory_mb,
         device=device,
         reserved=reserved,
+        # A share of the whole is each process's own already.
+        free=FreeMemory(free.size // (1 if _share else sharers), free.source),
     )
     if budget.blocks < 1:
-        raise ModelLoadError(
-            f"no KV block of {budget.block_bytes} bytes fits: "
-            f"{budget.free.size // MIB} MiB are free ({budget.free.source}), "
-            f"{budget.margin // MIB} MiB are kept as a margin, {reserved // MIB} MiB "
-            f"for weights, and kv_memory_mb is {kv_memory_mb}; free memory, raise "
-            "kv_memory_mb or use kv='int8'"
-        )
+        raise ModelLoadError(_no_block(budget, kv_memory_mb))
     _log_size(budget, kv_memory_mb)
     return budget.blocks
+
+
+def _no_block(budget: PoolBudget, limit_mib: int | None) -> str:
+    """Says why not one block fits, what is short, and what would work."""
+    free = budget.free
+    needed = budget.block_bytes + budget.margin + budget.reserved
+    short = needed - free.size
+    figures = (
+        f"no KV block of {budget.block_bytes} bytes fits: {free.size // MIB} MiB are "
+        f"free ({free.source}), {budget.margin // MIB} MiB are kept as a margin, "
+        f"{budget.reserved // MIB} MiB for weights, and kv_memory_mb is {limit_mib}"
+    )
+    if short <= 0:
+        least = -(-budget.block_bytes // MIB)
+        return f"{figures}; raise kv_memory_mb to {least} at least"
+    return (
+        f"{figures}; {-(-short // MIB)} MiB short: free as much, use a smaller "
+        "precision of the weights (weights='int8') or set worker.num_blocks; "
+        "`tokenmill plan` says what the model takes elsewhere"
+    )
 
 
 def _log_size(budget: PoolBudget, limit_mib: int | None) -> None:

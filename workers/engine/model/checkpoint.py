@@ -17,6 +17,7 @@ from .placing import Placed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..parallel.sharding import Sharding
     from .cache import Progress
 
 
@@ -46,6 +47,7 @@ class CheckpointReader:
             keeps all of it mapped.
         home: The device of a parameter that is not in a slot, by its name.
         folds: Factors on tensors, by the model's names.
+        sharding: The rank's part of the model; None reads all of it.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class CheckpointReader:
         copy: bool,
         home: Callable[[str], torch.device | str] = lambda _name: "cpu",
         folds: Mapping[str, Fold] | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self._model = model
         self._placed = placed
@@ -64,6 +67,7 @@ class CheckpointReader:
         self._copy = copy
         self._home = home
         self._folds = folds or {}
+        self._sharding = sharding
         wanted = set(dict(model.named_parameters()))
         wanted |= {f"{name}.weight" for name in placed}
         wanted |= {f"{name}.bias" for name, one in placed.items() if one.bias}
@@ -85,7 +89,7 @@ class CheckpointReader:
         targets = self._matcher.match(directory, stored)
         head = tied_head(self._model)
         filled = 0
-        for name, tensor in iterate(directory):
+        for name, tensor in self._tensors(directory, targets):
             target = targets.get(name)
             if target is None:
                 continue
@@ -98,8 +102,21 @@ class CheckpointReader:
             filled += 1
             progress("loading weights", filled / len(targets))
 
+    def _tensors(
+        self, directory: Path, targets: Mapping[str, str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields tensors, or the rank's parts of them, by stored name."""
+        if self._sharding is None:
+            return iterate(directory)
+        from ..parallel.reading import iterate_parts
+
+        return iterate_parts(directory, self._sharding.parts(targets))
+
     def _shape_of(self, target: str) -> tuple[int, ...]:
         """Returns the shape that a parameter has in a checkpoint."""
+        whole = None if self._sharding is None else self._sharding.whole_shape(target)
+        if whole is not None:
+            return whole
         owner, _, leaf = target.rpartition(".")
         placed = self._placed.get(owner)
         if placed is None:
@@ -114,6 +131,8 @@ class CheckpointReader:
     def _place(self, target: str, tensor: torch.Tensor) -> None:
         owner, _, leaf = target.rpartition(".")
         placed = self._placed.get(owner)
+        if self._sharding is not None and self._sharding.drops(target):
+            tensor = torch.zeros_like(tensor)  # another rank adds it
         if placed is None:
             self._place_plain(target, tensor)
         elif leaf == "bias":

@@ -12,6 +12,7 @@ import torch
 from ....shared.errors import ModelLoadError
 from ..kernels import ops as host_ops
 from ..kernels.protocol import OpsProtocol
+from .budget import memory_share
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,6 +109,8 @@ def _gpu_target(weights: Weights) -> Target:
 
     index = torch.cuda.current_device()
     device = torch.device("cuda", index)
+    if (share := memory_share()) is not None:
+        torch.cuda.set_per_process_memory_fraction(share, device)
     half = (
         torch.bfloat16
         if torch.cuda.get_device_capability(device) >= _BFLOAT16_CAPABILITY

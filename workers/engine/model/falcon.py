@@ -40,9 +40,12 @@ class PagedFalconAttention(nn.Module):
     Args:
         original: The FalconAttention to replace; its projections are shared.
         state: The store and the running step.
+        first_head: Of the whole model's query heads, where a rank has some of them.
     """
 
-    def __init__(self, original: FalconAttention, state: StepState) -> None:
+    def __init__(
+        self, original: FalconAttention, state: StepState, *, first_head: int = 0
+    ) -> None:
         super().__init__()
         self.query_key_value = original.query_key_value
         self.dense = original.dense
@@ -53,11 +56,12 @@ class PagedFalconAttention(nn.Module):
         self._kv_heads = int(original.num_kv_heads)
         self._grouped = bool(original.new_decoder_architecture or original.multi_query)
         self._scale = float(original.inv_norm_factor)
-        self._alibi = (
-            alibi_bias(self._heads, context_limit(original.config), self._head_dim)
-            if original.config.alibi
-            else None
-        )
+        self._alibi: torch.Tensor | None = None
+        if original.config.alibi:
+            every = int(original.config.num_attention_heads)
+            limit = context_limit(original.config)
+            table = alibi_bias(every, limit, self._head_dim)
+            self._alibi = table[first_head : first_head + self._heads]
 
     def forward(
         self,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from ..kv.store import KVShape
+    from ..parallel.shard import Shard
 
 _SIZES: Final = (
     "vocab_size",
@@ -211,8 +212,13 @@ def family_of(directory: Path) -> Family:
     return family
 
 
-def kv_shape(config: PreTrainedConfig) -> KVShape:
-    """Returns layers, KV heads and head size of a supported model's configuration."""
+def kv_shape(config: PreTrainedConfig, shard: Shard | None = None) -> KVShape:
+    """Returns layers, KV heads and head size of a supported model's configuration.
+
+    Args:
+        config: Of the whole model.
+        shard: Counts that rank's KV heads; None all of them.
+    """
     from ..kv.store import KVShape  # brings torch, which checking a name needs not
 
     heads = int(config.num_attention_heads)
@@ -222,6 +228,10 @@ def kv_shape(config: PreTrainedConfig) -> KVShape:
             kv_heads = config.num_kv_heads
         else:
             kv_heads = 1 if config.multi_query else heads
+    if shard is not None:
+        from ..parallel.shard import heads_of
+
+        kv_heads = heads_of(config, shard).num_keys
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return KVShape(
         num_layers=int(config.num_hidden_layers),

@@ -106,7 +106,7 @@ def read_headers(directory: Path) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for file in shard_files(directory):
-        for name, tensor in _read_file(file).items():
+        for name, tensor in read_header(file).items():
             if name in tensors:
                 raise ModelLoadError(
                     f"tensor {name} is in {tensors[name].file} and again in {file}; "
@@ -128,7 +128,15 @@ def _check_type(name: str, tensor: StoredTensor) -> None:
         )
 
 
-def _read_file(file: Path) -> dict[str, StoredTensor]:
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Reads the header of one file; types are not checked.
+
+    Args:
+        file: Of safetensors.
+
+    Raises:
+        ModelLoadError: It is missing, cut short or no safetensors.
+    """
     try:
         return _parse(file)
     except (

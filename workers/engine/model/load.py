@@ -25,34 +25,26 @@ from .assembly import (
     read_model,
 )
 from .attention import StepState
-from .budget import MARGIN_BYTES, MARGIN_FRACTION, MIB, free_memory, pool_blocks
 from .calibration.tuning_choice import CalibrationChoice, choose_tuning
-from .device import Target, choose_target, place_store
-from .families import family_of, kv_shape
+from .device import Target, choose_target
+from .families import family_of
 from .gpu.graph_start import GraphWish, add_graphs
-from .headers import read_headers
 from .identity import eos_token_ids, weights_version
 from .lean_import import import_transformers
 from .llama_fused import FusedLlamaDecoder, merged_layers
+from .pooling import PoolWish, make_pool, scratch_blocks, weights_room
 from .quantize import Weights
+from .room_check import check_room
 from .rope import context_limit
 from .runner import Decoder, GenericDecoder, RowCounter, TransformersRunner
-from .sizes import mapped_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from ..parallel.communicator import Communicator
     from .cache import Progress
 
 log = structlog.get_logger("tokenmill.model")
-
-
-class PoolWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the KV pool's size."""
-
-    block_size: int
-    num_blocks: int | None
-    kv_memory_mb: int
 
 
 def load_runner(
@@ -72,6 +64,7 @@ def load_runner(
     graphs: GraphWish | None = None,
     calibration: CalibrationChoice = "auto",
     progress: Progress | None = None,
+    communicator: Communicator | None = None,
 ) -> TransformersRunner:
     """Loads a checkpoint for serving.
 
@@ -96,6 +89,8 @@ def load_runner(
         calibration: Of these weights; "auto" takes the one beside the checkpoint, in
             the cache or shipped, else scales from the weights; None changes nothing.
         progress: Called with the stage and its fraction done.
+        communicator: Of a rank, which then holds its part of the model alone, and of
+            the KV pool; every rank of the group has to load it. None is all of it.
 
     Returns:
         A runner with its pool allocated.
@@ -105,39 +100,29 @@ def load_runner(
             not enough memory.
     """
     chosen = choose_target(device, weights) if isinstance(device, str) else device
+    if communicator is not None and communicator.size == 1:
+        communicator = None
+    shard = None if communicator is None else communicator.shard
     pool = PoolWish(
-        block_size=block_size, num_blocks=num_blocks, kv_memory_mb=kv_memory_mb
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_memory_mb=kv_memory_mb // (shard.size if shard else 1),
     )
     wish = Wish(
         weights=weights,
         target=chosen,
         fused=fused,
         threshold=outlier_threshold,
-        room=_room(chosen, path, kv, pool),
+        room=weights_room(chosen, path, kv, pool, shard),
         offload_layers=offload_layers,
+        communicator=communicator,
     )
     with _collector_paused():
         _use_threads(threads, weights, chosen)
-        checkpoint = _read(path, wish, kv, calibration, progress)
-        runner = _runner(checkpoint, _pool(checkpoint, kv, pool), max_context)
+        checkpoint = _read(path, wish, kv, pool, calibration, progress)
+        runner = _runner(checkpoint, make_pool(checkpoint, kv, pool), max_context)
         add_graphs(runner, checkpoint, graphs)
         return runner
-
-
-def _room(target: Target, path: Path, kv: KVKind, pool: PoolWish) -> int | None:
-    """Returns the bytes that weights may take on a GPU, or None on a host.
-
-    The pool keeps what it was given in blocks, else at most a quarter of what is free.
-    """
-    if target.device.type == "cpu":
-        return None
-    free = free_memory(target.name).size
-    room = free - max(MARGIN_BYTES, int(free * MARGIN_FRACTION))
-    if pool.num_blocks is None:
-        return room - min(pool.kv_memory_mb * MIB, room // 4)
-    import_transformers()
-    shape = kv_shape(family_of(path).load_config(path))
-    return room - pool.num_blocks * pool.block_size * shape.bytes_per_token(kv)
 
 
 @contextmanager
@@ -163,12 +148,18 @@ def _read(
     path: Path,
     wish: Wish,
     kv: KVKind,
+    pool: PoolWish,
     calibration: CalibrationChoice,
     progress: Progress | None,
 ) -> Checkpoint:
     family = family_of(path)
     import_transformers()
     config = family.load_config(path)
+    if wish.shard is not None:
+        from ..parallel.shard import check_degree
+
+        check_degree(config, wish.shard.size)
+    check_room(path, config, wish, kv, pool)
     fuse = wish.fused and family.llama_pattern and _fusible(wish)
     tuning = choose_tuning(
         path,
@@ -179,6 +170,7 @@ def _read(
         choice=calibration,
         fused=fuse,
         half=wish.target.dtype.itemsize == 2,
+        shard=wish.shard,
     )
     wish = replace(wish, tuning=tuning)
     groups = merged_layers(config.num_hidden_layers) if fuse else {}
@@ -189,35 +181,6 @@ def _fusible(wish: Wish) -> bool:
     if wish.offload_layers:
         return False
     return wish.target.is_accelerator or wish.weights in ("int8", "float32")
-
-
-def _pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
-    """Sizes and makes the KV pool; a GPU's has a block for padding rows."""
-    target, shape = checkpoint.wish.target, kv_shape(checkpoint.config)
-    num_blocks = pool.num_blocks
-    if num_blocks is None:
-        on_host = target.device.type == "cpu"
-        headers, weights = read_headers(checkpoint.path), checkpoint.wish.weights
-        num_blocks = pool_blocks(
-            shape,
-            kind=kv,
-            block_size=pool.block_size,
-            kv_memory_mb=pool.kv_memory_mb,
-            device=target.name,
-            reserved=mapped_bytes(headers, weights) if on_host else 0,
-        )
-    store = KVStore(
-        shape,
-        num_blocks=num_blocks + _scratch(target),
-        block_size=pool.block_size,
-        kind=kv,
-    )
-    place_store(store, target)
-    return store
-
-
-def _scratch(target: Target) -> int:
-    return 1 if target.is_accelerator else 0
 
 
 def _runner(
@@ -242,11 +205,13 @@ def _runner(
         state,
         counter,
         wish.target,
-        scratch_blocks=_scratch(wish.target),
+        scratch_blocks=scratch_blocks(wish.target),
         max_context=_context(checkpoint.config, max_context),
         eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config),
-        weights_version=weights_version(checkpoint.path, tuned, store.kind),
+        weights_version=weights_version(checkpoint.path, tuned, store.kind)
+        + (f"+tp{wish.shard.size}" if wish.shard else ""),
     )
+    runner.base = checkpoint, state
     log.info(
         "model_loaded",
         path=str(checkpoint.path),
@@ -256,6 +221,7 @@ def _runner(
         calibration=wish.tuning.source,
         device=wish.target.name,
         decoder=type(decoder).__name__,
+        **(msgspec.structs.asdict(wish.shard) if wish.shard else {}),
         kv_blocks=runner.num_blocks,
         kv_mib=store.nbytes >> 20,
     )

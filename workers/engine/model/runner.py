@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ....shared.errors import EngineError
 from ..kernels.layout import StepLayout
 from .device import Target, place_layout, release_caches
 from .rope import LENGTH_DEPENDENT, rope_lengths, rope_type
@@ -15,8 +16,10 @@ from .rope import LENGTH_DEPENDENT, rope_lengths, rope_type
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..adapters.applying import StepAdapters
     from ..batch import StepBatch
     from ..kv.store import KVStore
+    from .assembly import Checkpoint
     from .attention import StepState
     from .gpu.cuda_graphs import Gain
     from .gpu.graphs import DecodeGraphs
@@ -117,6 +120,10 @@ class TransformersRunner:
         """Takes the decode steps that fit it, once it is set."""
         self.graph_gains: tuple[Gain, ...] = ()
         """What they save, measured at start."""
+        self.base: tuple[Checkpoint, StepState]
+        """What it is made of; adapters attach to it."""
+        self.adapters: StepAdapters | None = None
+        """Runs the steps that have adapters, once it is set."""
         self.model = model
         self._decoder = decoder
         self._head: nn.Module = model.get_output_embeddings()
@@ -138,6 +145,8 @@ class TransformersRunner:
         """
         before = self._counter.rows
         try:
+            if batch.adapters:  # launched: graphs know the base model alone
+                return self._run_adapted(batch)
             logits = None if self.graphs is None else self.graphs.run(batch)
             if logits is None:
                 return self._run_packed(batch)
@@ -155,6 +164,12 @@ class TransformersRunner:
             batch: Its blocks are scratch, which no sequence owns.
         """
         self._run_packed(batch)
+
+    def _run_adapted(self, batch: StepBatch) -> torch.Tensor:
+        if self.adapters is None:
+            raise EngineError("a step has adapters, and this runner serves none")
+        with self.adapters.applied(batch):
+            return self._run_packed(batch)
 
     def _run_packed(self, batch: StepBatch) -> torch.Tensor:
         device = self.target.device

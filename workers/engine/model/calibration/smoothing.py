@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..checkpoint import iterate
 from .folding import normed_heads
+from .rank import heads_here, key_value_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from ...parallel.shard import Shard
 
 STRENGTH: Final = 0.75
 """Power of a channel's size that is divided out; 1 would favour small channels."""
@@ -51,23 +53,24 @@ def pairwise(size: torch.Tensor) -> torch.Tensor:
 
 
 def scales_from_weights(
-    path: Path, config: PreTrainedConfig
+    path: Path, config: PreTrainedConfig, shard: Shard | None = None
 ) -> dict[str, torch.Tensor]:
     """Returns key and value scales, named as in a calibration.
 
     Args:
         path: The checkpoint, of the llama pattern.
         config: Its configuration.
+        shard: The rank whose KV heads are looked at; None is all of them.
     """
     parts: dict[tuple[int, str], torch.Tensor] = {}
-    for name, tensor in iterate(path):
+    for name, tensor in key_value_tensors(path, config, shard, _NAMES):
         match = _NAMES.search(name)
         if match is not None:
             parts[int(match[1]), f"{match[2]}.{match[3]}"] = tensor.float()
     scales = {}
     for index in range(config.num_hidden_layers):
         norm = parts.get((index, "input_layernorm.weight"))
-        heads = int(config.num_key_value_heads)
+        heads = int(heads_here(config, shard).num_key_value_heads)
         if norm is None:
             continue  # the reader names what is missing
         for short, letter in (("key", "k"), ("value", "v")):

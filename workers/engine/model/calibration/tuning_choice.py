@@ -16,7 +16,8 @@ from .....shared.errors import ModelLoadError
 from ..families import kv_shape
 from ..quantize import INT8_WEIGHTS, Weights
 from .files import find_calibration
-from .folding import Scales, make_folds, normed_heads, powers_of_two
+from .folding import Scales, Shape, make_folds, normed_heads, powers_of_two
+from .rank import cut_scales, heads_here
 from .result import Calibration
 from .smoothing import scales_from_weights
 from .tuning import Tuning, linear_key
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ...kv.store import KVKind
+    from ...parallel.shard import Shard
     from ..families import Family
 
 CalibrationChoice = Calibration | Literal["auto"] | None
@@ -42,6 +44,7 @@ def choose_tuning(
     choice: CalibrationChoice,
     fused: bool = True,
     half: bool = False,
+    shard: Shard | None = None,
 ) -> Tuning:
     """Decides how a model's weights are to be changed while they are read.
 
@@ -54,6 +57,7 @@ def choose_tuning(
         choice: See `CalibrationChoice`.
         fused: Projections are merged, which makes slots of float layers, too.
         half: Round scales to powers of two: half precision divides by them exactly.
+        shard: The rank whose part of the model is tuned; None is all of it.
 
     Returns:
         The tuning; empty for the exact mode, unless a calibration is given.
@@ -72,12 +76,17 @@ def choose_tuning(
         inputs = quantized or (calibration is choice and weights == "float32")
         head = quantized or fused or not config.tie_word_embeddings
         return _from_calibration(
-            config, calibration, inputs=inputs, source=source, head=head, half=half
+            heads_here(config, shard),
+            calibration,
+            _rounded(cut_scales(calibration.tensors, config, shard), half=half),
+            inputs=inputs,
+            source=source,
+            head=head,
         )
     if kv == "float32":
         return Tuning(source=source)
-    scales = _rounded(scales_from_weights(path, config), half=half)
-    folds = make_folds(config, scales, inputs=False)
+    scales = _rounded(scales_from_weights(path, config, shard), half=half)
+    folds = make_folds(heads_here(config, shard), scales, inputs=False)
     return Tuning(folds, version="smooth1", source=source)
 
 
@@ -97,15 +106,14 @@ def _rounded(scales: Scales, *, half: bool) -> Scales:
 
 
 def _from_calibration(
-    config: PreTrainedConfig,
+    config: Shape,
     calibration: Calibration,
+    scales: Scales,
     *,
     inputs: bool,
     source: str,
     head: bool,
-    half: bool,
 ) -> Tuning:
-    scales = _rounded(calibration.tensors, half=half)
     if not inputs:
         folds = make_folds(config, scales, inputs=False)
         return Tuning(folds, version=calibration.digest, source=source)
@@ -156,7 +164,7 @@ def check_shapes(config: PreTrainedConfig, scales: Scales) -> None:
             )
 
 
-def _scaled_means(config: PreTrainedConfig, scales: Scales) -> dict[str, torch.Tensor]:
+def _scaled_means(config: Shape, scales: Scales) -> dict[str, torch.Tensor]:
     """Returns mean inputs as the folded layers see them."""
     group = config.num_attention_heads // config.num_key_value_heads
     means = {}

@@ -91,6 +91,8 @@ def _why_not(checkpoint: Checkpoint, wish: GraphWish) -> str | None:
     """Returns what keeps steps from being recorded, or None."""
     if not wish.enabled:
         return "worker.cuda_graphs is off"
+    if checkpoint.wish.shard is not None:
+        return "ranks meet in every layer, and a recorded step cannot notice a lost one"
     if checkpoint.homes.offloaded:
         return "layers in host memory are copied in every step"
     if rope_type(checkpoint.config) in LENGTH_DEPENDENT:

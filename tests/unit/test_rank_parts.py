@@ -1,0 +1,112 @@
+"""What ranks tell each other's leader, and how they share a host: the pure parts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenmill.shared.config import ModelConfig, WorkerConfig
+from tokenmill.shared.errors import ProtocolError
+from tokenmill.workers.rank_order import (
+    RankOrder,
+    follower_environment,
+    orders,
+    share_threads,
+)
+from tokenmill.workers.rank_place import show_devices
+from tokenmill.workers.rank_progress import LeastProgress
+from tokenmill.workers.rank_reports import (
+    LONGEST,
+    Alive,
+    Failed,
+    Progressed,
+    Reached,
+    ReportReader,
+    Stage,
+)
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "each"),
+    [
+        (8, 4, (2, 2, 2, 2)),
+        (7, 3, (3, 2, 2)),
+        (2, 4, (1, 1, 1, 1)),  # a rank has one at least, whatever is there
+        (5, 1, (5,)),
+    ],
+)
+def test_threads_are_shared_out(total: int, size: int, each: tuple[int, ...]) -> None:
+    assert share_threads(total, size) == each
+
+
+def test_each_follower_gets_its_own_rank_and_threads() -> None:
+    worker = WorkerConfig(threads=7, max_running=3)
+    first = RankOrder(
+        group="w-1",
+        rank=1,
+        size=3,
+        leader=1,
+        path="/models/m",
+        model=ModelConfig(name="m", tp=3),
+        worker=worker,
+        backend="gloo",
+        rendezvous="/proc/self/fd/9",
+        alive_s=0.5,
+    )
+    found = orders(first, worker, (3, 2, 1))
+    assert [(one.rank, one.worker.threads) for one in found] == [(1, 2), (2, 1)]
+    assert all(one.worker.max_running == 3 for one in found)
+    line = msgspec.json.encode(found[1])
+    assert msgspec.json.decode(line, type=RankOrder) == found[1]
+
+
+def test_followers_do_not_see_the_pool() -> None:
+    given = {
+        "TOKENMILL_URL": "redis://:secret@host/0",
+        "TOKENMILL_REDIS_URL": "redis://:secret@host/0",
+        "TOKENMILL_WEBHOOKS_SECRET": "whsec_x",
+        "TOKENMILL_KERNELS": "numba",
+        "PATH": "/bin",
+    }
+    seen = follower_environment(given)
+    assert seen == {"TOKENMILL_KERNELS": "numba", "PATH": "/bin"}
+
+
+def test_reports_are_read_wherever_the_pipe_cuts_them() -> None:
+    reached, failed = Reached(Stage.ARRIVED), Failed("c", "m")
+    sent = [reached, Progressed("weights", 0.5), Alive(), failed]
+    data = b"".join(msgspec.json.encode(one) + b"\n" for one in sent)
+    for width in (1, 7, len(data)):
+        reader, got = ReportReader(), []
+        for start in range(0, len(data), width):
+            got += reader.feed(data[start : start + width])
+        assert got == sent
+
+
+@pytest.mark.parametrize(
+    "data", [b"hello\n", b'{"type":"other"}\n', b"x" * (LONGEST + 1)]
+)
+def test_what_is_no_report_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="rank"):
+        ReportReader().feed(data)
+
+
+def test_a_group_is_as_far_as_its_slowest_rank() -> None:
+    told: list[tuple[str, float]] = []
+    progress = LeastProgress(2, lambda stage, part: told.append((stage, part)))
+    progress.update(0, "weights", 0.5)
+    assert told == []
+    progress.update(1, "weights", 0.25)
+    progress.update(0, "weights", 1.0)
+    progress.update(1, "weights", 1.0)
+    assert told == [("weights", 0.25), ("weights", 1.0)]
+
+
+def test_devices_of_the_settings_are_shown_unless_a_supervisor_did() -> None:
+    model = ModelConfig(name="m", tp=2, devices=(4, 5, 6, 7))
+    by_hand: dict[str, str] = {}
+    show_devices(model, by_hand)
+    assert by_hand == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    supervised = {"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-7"}
+    show_devices(model, supervised)
+    assert supervised == {"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-7"}

@@ -1,0 +1,1 @@
+"""One model over several processes: each rank holds a part of every layer."""
