@@ -1,0 +1,1 @@
+"""Advises how to run a model on given devices. Pure: no I/O, no torch."""
