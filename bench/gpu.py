@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 STAGES = {
-    "device": 40.0, "checks": 95.0, "kernels": 70.0, "engine": 165.0,
-    "transformers": 80.0,
+    "device": 40.0, "checks": 95.0, "kernels": 70.0, "engine": 145.0,
+    "transformers": 60.0, "mps": 40.0,
 }  # fmt: skip
 """Seconds that each may take; a stage gets what its forerunners left over as well."""
 SMOKE_S = 60.0

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What to run on a machine with an NVIDIA GPU and no network: agreement of every kernel
-# with the reference, its time against its floor, the engine against transformers.
+# with the reference, its time against its floor, the engine against transformers, and
+# MPS (a daemon of its own) where NVIDIA's control program is on PATH.
 #
 #   bench/gpu.sh [report]          under 8 minutes, whatever happens
 #   bench/gpu.sh --cpu-smoke       the same script on a tiny model in Triton's interpreter

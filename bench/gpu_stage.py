@@ -19,8 +19,10 @@ def main() -> int:
         from gpu_kernels import stage
     elif name == "engine":
         from gpu_engine import stage
-    else:
+    elif name == "transformers":
         from gpu_transformers import stage
+    else:
+        from gpu_mps import stage
     deadline = time.monotonic() + limit_s
     for row in stage(facts, deadline):
         print(json.dumps(row), flush=True)

@@ -36,7 +36,8 @@ def test_every_stage_gives_its_rows():
     for row in found["rows"]:
         stages.setdefault(row["stage"], []).append(row["what"])
     assert found["bad"] == 0
-    assert list(stages) == ["device", "checks", "kernels", "engine", "transformers"]
+    names = ["device", "checks", "kernels", "engine", "transformers", "mps"]
+    assert list(stages) == names
     checked = " ".join(stages["checks"])
     for kernel in ("quantize_rows", "linear", "kv_write", "decode", "prefill"):
         assert kernel in checked
