@@ -24,7 +24,7 @@ def namespace_of(request: EngineRequest, runner: ModelRunner) -> Namespace:
         request: The request.
         runner: Its weights; and whether the prompt's length is part of the K and V.
     """
-    adapter = ""
+    adapter = request.adapter or ""  # its key names its content
     length = len(request.token_ids) if runner.kv_depends_on_length else None
     return (runner.weights_version, adapter, request.cache_salt, length)
 

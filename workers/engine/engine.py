@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterable
 
 from ...shared.errors import EngineError
 from ...shared.messages import FinishReason, JobError
+from .adapters.cache import AdapterSource
+from .adapters.leases import Leases
 from .admission import check_request, namespace_of, output_limit
 from .batch import ModelRunner
 from .bulk_share import BulkShare
+from .counting import StepCount, capacity_of
 from .detokenizer import DetokenizerSource
 from .kv.manager import KVManager
 from .pacing import Pace
@@ -44,6 +47,7 @@ class Engine:
         step_target_ms: Time that a step may take while interactive sequences decode;
             None is twice that of a decode step, 0 is no bound.
         kv_overcommit: Times the KV pool that the requests sent here may need in all.
+        adapters: Where the adapters are that requests name; None refuses those.
         clock: Seconds, for the step-time fit.
     """
 
@@ -57,6 +61,7 @@ class Engine:
         prefix_cache: bool = True,
         step_target_ms: float | None = None,
         kv_overcommit: float = 1.0,
+        adapters: AdapterSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
@@ -70,14 +75,14 @@ class Engine:
             runner.num_blocks, runner.block_size, keep_idle=prefix_cache
         )
         self._roster = Roster(self._kv, max_running, overcommit=kv_overcommit)
+        self._leases = Leases(adapters)
         self._limit = StepLimit(runner)
         self._pace = Pace(step_target_ms)
         self._share = BulkShare()
         self._ended_by_replay: list[Sequence] = []
         """Choices that ended while they were replayed; the next step says so."""
         self._arrivals = 0
-        self._steps = 0
-        self._scheduled_tokens = 0
+        self._count = StepCount()
         self._fit = StepTimeFit()
 
     # --- one step ------------------------------------------------------------------
@@ -114,8 +119,7 @@ class Engine:
         sampled = self._sample(ran.logits, [sequence.row for sequence in sampling])
         self._roster.settle(ran.plan)
         tokens = num_tokens(ran.plan)
-        self._steps += 1
-        self._scheduled_tokens += tokens
+        self._count.add(tokens)
         if ran.plan is plan:  # else the time of attempts that failed is in it
             milliseconds = (self._clock() - started) * 1e3
             self._fit.observe(tokens, milliseconds)
@@ -174,7 +178,7 @@ class Engine:
 
     def _finish(self, request_id: str) -> Finished:
         sequences = self._roster.sequences(request_id)
-        self._roster.leave(request_id)
+        self._leave(request_id)
         return Finished(
             request_id=request_id,
             prompt_tokens=sequences[0].num_prompt,
@@ -182,7 +186,7 @@ class Engine:
         )
 
     def _fail(self, sequence: Sequence, error: EngineError) -> Finished:
-        self._roster.leave(sequence.request.id, keep=False)
+        self._leave(sequence.request.id, keep=False)
         return Finished(
             request_id=sequence.request.id,
             prompt_tokens=sequence.num_prompt,
@@ -200,6 +204,7 @@ class Engine:
             InvalidRequest: A field is wrong, or the id is already here.
             PromptTooLong: The prompt leaves no room for output.
             KVPoolExhausted: One choice alone needs more blocks than exist.
+            AdapterUnavailable: Its adapter is not loaded.
         """
         self._roster.refuse_duplicate(request)
         check_request(request, self._runner, self._kv)
@@ -221,10 +226,15 @@ class Engine:
         )
         for sequence, emitted in zip(sequences, request.emitted, strict=False):
             sequence.replay(emitted)
+        self._leases.take(request)
         self._roster.enter(request.id, sequences)
         self._ended_by_replay += [
             sequence for sequence in sequences if sequence.finish_reason is not None
         ]
+
+    def _leave(self, request_id: str, *, keep: bool = True) -> bool:
+        self._leases.give_back(request_id)
+        return self._roster.leave(request_id, keep=keep)
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request now: its blocks are free and no output follows.
@@ -234,11 +244,11 @@ class Engine:
         Returns:
             False when no such request is here.
         """
-        return self._roster.leave(request_id)
+        return self._leave(request_id)
 
     def expire(self, request_id: str) -> bool:
         """Ends a request whose deadline has passed, as `cancel` does."""
-        return self._roster.leave(request_id)
+        return self._leave(request_id)
 
     def abort_all(self) -> tuple[str, ...]:
         """Drops every request, for a caller whose step raised; all blocks are free.
@@ -248,7 +258,7 @@ class Engine:
         """
         dropped = self._roster.ids
         for request_id in dropped:
-            self._roster.leave(request_id)
+            self._leave(request_id)
         return dropped
 
     # --- what can be asked -----------------------------------------------------------
@@ -271,23 +281,12 @@ class Engine:
 
     def capacity(self) -> Capacity:
         """Returns room and counters."""
-        kv, roster = self._kv, self._roster
-        return Capacity(
-            total_blocks=kv.total_blocks,
-            free_blocks=kv.free_blocks,
-            cached_blocks=kv.cached_blocks,
-            allocated_tokens=kv.held_tokens,
-            used_tokens=kv.held_tokens - roster.empty_slots,
+        return capacity_of(
+            self._kv,
+            self._roster,
             max_running=self._max_running,
-            num_running=len(roster.running) + len(roster.waiting),
-            prefill_backlog=roster.prefill_backlog,
-            overruns=roster.overruns,
-            preemptions=roster.preemptions,
-            prefix_tokens_asked=roster.tokens_asked,
-            prefix_tokens_hit=roster.tokens_hit,
             out_of_memory=self._limit.halvings,
-            steps=self._steps,
-            scheduled_tokens=self._scheduled_tokens,
+            count=self._count,
             step_fit_ms=self._fit.coefficients,
         )
 

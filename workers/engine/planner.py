@@ -173,6 +173,7 @@ def pack(plan: Plan) -> StepBatch:
     positions = np.empty(total, np.int64)
     slices: list[SequenceSlice] = []
     logit_rows: list[int] = []
+    adapters = tuple(part.sequence.request.adapter for part in plan)
     at = 0
     for part in plan:
         sequence = part.sequence
@@ -197,4 +198,5 @@ def pack(plan: Plan) -> StepBatch:
         positions=positions,
         slices=tuple(slices),
         logit_rows=np.array(logit_rows, np.int64),
+        adapters=adapters if any(adapters) else (),
     )

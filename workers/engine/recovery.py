@@ -7,6 +7,7 @@ import structlog
 
 from ...shared.errors import EngineError
 from .batch import ModelRunner
+from .device_errors import is_device_lost
 from .planner import (
     Plan,
     PlannedSlice,
@@ -128,6 +129,8 @@ class StepLimit:
             if not isinstance(result, Exception):
                 self._ran(_without(whole, suspects), plan)
                 return Ran(plan, result, self._convict(suspects))
+            if is_device_lost(result):
+                raise result  # no half of the step would fare better
             if is_out_of_memory(result):
                 self._ran_out(plan, result)
                 if num_tokens(plan) == 1:

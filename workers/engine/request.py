@@ -29,6 +29,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     """The tenant: only requests of one salt share cached prefixes."""
+    adapter: str | None = None
+    """Key of a loaded adapter, as "name@digest"; None is the base model."""
     emitted: tuple[Emitted, ...] = ()
     """By choice, when the job is resumed after a lost lease; else empty."""
 

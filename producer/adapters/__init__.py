@@ -1,0 +1,1 @@
+"""Adapters as a producer handles them: registering, listing, removing."""

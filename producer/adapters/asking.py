@@ -1,0 +1,115 @@
+"""Asking a live worker of a model whether it could serve an adapter.
+
+The worker has the model, sees the directory as it would later, and reads every value:
+what it accepts is registered, and nothing else.
+"""
+
+import asyncio
+import itertools
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ...shared.adapter_keys import check_key, verdict_key
+from ...shared.adapters import CHECK, AdapterCheck, AdapterVerdict
+from ...shared.errors import ModelUnavailable, ProtocolError, ResultTimeout
+from ...shared.keys import Keys
+from ...shared.messages import encode
+from ..pool_view import HEARTBEAT_MS
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+CHECK_S: Final = 120.0
+"""Longest wait for a verdict: adapters may come over a slow network."""
+_KEPT_MS: Final = 300_000
+_ASK_AGAIN_S: Final = 2.0
+"""A word on a channel may be lost, and a worker may leave: another is asked then."""
+_POLL_S: Final = 0.05
+
+
+async def verdict_of(
+    session: "Session", model: str, path: str, timeout_s: float = CHECK_S
+) -> AdapterVerdict:
+    """Has a worker read a checkpoint.
+
+    Args:
+        session: The client's connections.
+        model: Public name of the base model.
+        path: Directory of the checkpoint, as workers see it.
+        timeout_s: Longest wait.
+
+    Raises:
+        ModelUnavailable: No live worker serves the model.
+        ResultTimeout: None has answered in time.
+    """
+    check_id = secrets.token_hex(16)
+    request = encode(AdapterCheck(path=path))
+    await session.patiently(
+        lambda: session.redis.set(check_key(check_id), request, px=_KEPT_MS)
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _answer(session, model, check_id)
+    except TimeoutError:
+        raise ResultTimeout(
+            f"no worker of '{model}' has checked the adapter in {timeout_s:g} s; look "
+            "at the workers' logs (a worker of an older release does not answer)"
+        ) from None
+
+
+async def _answer(session: "Session", model: str, check_id: str) -> AdapterVerdict:
+    ask_at = 0.0
+    for turn in itertools.count():
+        if time.monotonic() >= ask_at:
+            await _ask(session, model, check_id, turn)
+            ask_at = time.monotonic() + _ASK_AGAIN_S
+        (raw,) = await session.read(("GET", verdict_key(check_id)))
+        if raw is not None:
+            return _decoded(raw)
+        await asyncio.sleep(_POLL_S)
+    raise AssertionError("unreachable: counting does not end")
+
+
+async def _ask(session: "Session", model: str, check_id: str, turn: int) -> None:
+    """Tells one worker that there is something to check, another one each time."""
+    channels = await _channels(session, model)
+    if not channels:
+        raise ModelUnavailable(
+            f"the model '{model}' has no live worker, and it is a worker that checks "
+            "an adapter before its name becomes visible",
+            "Start one, then register the adapter",
+        )
+    word = f"{CHECK}{check_id}"
+    for offset in range(len(channels)):
+        channel = channels[(turn + offset) % len(channels)]
+        heard = await session.patiently(
+            lambda: session.redis.publish(channel, word)  # noqa: B023
+        )
+        if heard:
+            return
+
+
+async def _channels(session: "Session", model: str) -> list[str]:
+    """Control channels of the live workers of a model."""
+    pool = await session.patiently(session.view.pool)
+    shards = [Keys(model, partition) for partition in range(pool.partitions)]
+    ((seconds, _),) = await session.read(("TIME",))
+    oldest = int(seconds) * 1000 - HEARTBEAT_MS
+    groups = await session.read(
+        *(("ZRANGEBYSCORE", keys.groups, oldest, "+inf") for keys in shards)
+    )
+    return [
+        keys.control(name.decode())
+        for keys, names in zip(shards, groups, strict=True)
+        for name in names
+    ]
+
+
+def _decoded(raw: bytes) -> AdapterVerdict:
+    try:
+        return msgspec.json.decode(raw, type=AdapterVerdict)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a worker's verdict cannot be read: {error}") from error

@@ -1,0 +1,235 @@
+"""Jobs with adapters through queue, scheduler and worker, without a model."""
+
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from support.adapter_pool import CONFIG, MODEL, working
+from support.plain_adapters import save_plain_adapter
+from support.scheduled_pool import scheduling
+from support.waiting import wait_until
+
+from tokenmill import Client, Prompt, Sampling
+from tokenmill.shared.adapters_registry import AdapterRegistry
+from tokenmill.shared.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    ModelUnavailable,
+    UnknownAdapter,
+)
+from tokenmill.workers.adapters_echo import echo_adapters
+from tokenmill.workers.engine.adapters.cache import AdapterCache
+
+
+@pytest.fixture
+def held() -> AdapterCache:
+    return echo_adapters(1 << 20, 16)
+
+
+@pytest.fixture
+async def mill(empty_redis, newest_redis, held) -> AsyncIterator[Client]:
+    async with (
+        scheduling(empty_redis, CONFIG),
+        working(empty_redis, held),
+        Client(newest_redis.url) as client,
+    ):
+        yield client
+
+
+def asked(text: str = "hello", adapter: str | None = "tone", **more: object) -> Prompt:
+    return Prompt(
+        text, model=MODEL, adapter=adapter, sampling=Sampling(max_tokens=64), **more
+    )
+
+
+async def answer(mill: Client, prompt: Prompt) -> str:
+    return (await (await mill.submit(prompt)).result(timeout=15)).text
+
+
+async def test_an_adapter_is_registered_used_listed_and_removed(
+    mill, held, tmp_path, empty_redis
+) -> None:
+    path = save_plain_adapter(tmp_path / "tone")
+    card = await mill.add_adapter("tone", path, model=MODEL)
+    assert (card.rank, card.alpha, card.base) == (4, 8.0, "echo")
+    assert card.targets == ("q_proj",)
+    result = await (await mill.submit(asked())).result(timeout=15)
+    assert result.text == "tone: hello"
+    assert result.adapter == card.ref
+    assert await answer(mill, asked(adapter=None)) == "hello"
+    by_model = Prompt("hello", model="echo:tone", sampling=Sampling(max_tokens=64))
+    assert await answer(mill, by_model) == "tone: hello"
+    assert (held.stats().loads, held.stats().leased) == (1, 0)
+    assert [one.name for one in await mill.adapters()] == ["tone"]
+    await mill.remove_adapter("tone", model=MODEL)
+    await wait_until(lambda: _is_unknown(mill), timeout_s=5)
+    assert await answer(mill, asked(adapter=None)) == "hello"
+
+
+async def _is_unknown(mill: Client) -> bool:
+    try:
+        await mill.submit(asked())
+    except UnknownAdapter as error:
+        return "it has none" in str(error)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"rank": 17}, "rank 17"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"use_dora": True}, "dora"),
+    ],
+)
+async def test_a_bad_adapter_is_refused_by_name_and_never_seen(
+    mill, tmp_path, settings, wrong
+) -> None:
+    path = save_plain_adapter(tmp_path / "bad", **settings)
+    with pytest.raises(InvalidRequest, match=rf"(?i)'bad' is refused.*{wrong}"):
+        await mill.add_adapter("bad", path, model=MODEL)
+    with pytest.raises(InvalidRequest, match=r"adapter_config.json cannot be read"):
+        await mill.add_adapter("bad", tmp_path / "nothing", model=MODEL)
+    assert await mill.adapters() == []
+
+
+async def test_files_that_are_missing_or_changed_fail_that_job_alone(
+    mill, tmp_path
+) -> None:
+    gone = save_plain_adapter(tmp_path / "gone")
+    changed = save_plain_adapter(tmp_path / "changed")
+    await mill.add_adapter("gone", gone, model=MODEL)
+    await mill.add_adapter("changed", changed, model=MODEL)
+    shutil.rmtree(gone)
+    save_plain_adapter(changed, value=2.0)
+    jobs = await mill.submit_many(
+        [asked(adapter="gone"), asked(adapter="changed"), asked(adapter=None)]
+    )
+    for job, why in zip(jobs[:2], ("cannot be read", "has changed since"), strict=True):
+        with pytest.raises(JobFailed, match=why) as caught:
+            await job.result(timeout=15)
+        assert caught.value.error_code == "adapter_unavailable"
+    assert (await jobs[2].result(timeout=15)).text == "hello"
+
+
+async def test_what_waits_fails_when_its_adapter_is_removed_what_runs_goes_on(
+    empty_redis, newest_redis, held, tmp_path
+) -> None:
+    path = save_plain_adapter(tmp_path / "tone")
+    long = Sampling(max_tokens=150, ignore_eos=True)
+    async with scheduling(empty_redis, CONFIG), Client(newest_redis.url) as mill:
+        async with working(empty_redis, held, step_ms=5):
+            await mill.add_adapter("tone", path, model=MODEL)
+            runs = await mill.submit(
+                Prompt("ab", model=MODEL, adapter="tone", sampling=long)
+            )
+            await wait_until(lambda: _has_begun(mill, runs.id), timeout_s=10)
+        # It was handed back in mid-stream; another one waits beside it.
+        waits = await mill.submit(asked(), when_unserved="wait")
+        await mill.remove_adapter("tone", model=MODEL)
+        async with working(empty_redis, echo_adapters(1 << 20, 16)):
+            result = await runs.result(timeout=15)
+            assert result.usage.completion_tokens == 150
+            assert result.text.startswith("tone: abtone: ab")
+            with pytest.raises(JobFailed, match=r"was removed before the job began"):
+                await waits.result(timeout=15)
+
+
+async def _has_begun(mill: Client, job_id: str) -> bool:
+    info = await mill.job(job_id).info()
+    return info.first_token_ms is not None
+
+
+async def test_a_replaced_adapter_serves_those_that_name_it(
+    empty_redis, newest_redis, tmp_path
+) -> None:
+    first = save_plain_adapter(tmp_path / "first")
+    second = save_plain_adapter(tmp_path / "second", value=2.0)
+    async with scheduling(empty_redis, CONFIG), Client(newest_redis.url) as mill:
+        async with working(empty_redis, echo_adapters(1 << 20, 16)):
+            old = await mill.add_adapter("tone", first, model=MODEL)
+        waits = await mill.submit(asked(), when_unserved="wait")
+        async with working(empty_redis, cache := echo_adapters(1 << 20, 16)):
+            assert (await waits.result(timeout=15)).adapter == old.ref
+            with pytest.raises(InvalidRequest, match=r"is in use"):
+                await mill.add_adapter("tone", second, model=MODEL)
+            new = await mill.add_adapter("tone", second, model=MODEL, replace=True)
+            assert new.digest != old.digest
+
+            async def is_new() -> bool:
+                result = await (await mill.submit(asked())).result(timeout=15)
+                return result.adapter == new.ref
+
+            await wait_until(is_new, timeout_s=5)
+            assert set(cache.names()) == {f"tone@{old.digest}", f"tone@{new.digest}"}
+
+
+async def test_jobs_wait_for_room_and_can_be_cancelled_meanwhile(
+    empty_redis, newest_redis, tmp_path
+) -> None:
+    paths = [save_plain_adapter(tmp_path / name) for name in ("a", "b")]
+    size = (paths[0] / "adapter_model.safetensors").stat().st_size
+    cache = echo_adapters(size + size // 2, 16)
+    long = Sampling(max_tokens=1000, ignore_eos=True)
+    async with (
+        scheduling(empty_redis, CONFIG),
+        working(empty_redis, cache, step_ms=2),
+        Client(newest_redis.url) as mill,
+    ):
+        for path in paths:
+            await mill.add_adapter(path.name, path, model=MODEL)
+        runs = await mill.submit(Prompt("x", model=MODEL, adapter="a", sampling=long))
+        await wait_until(lambda: cache.stats().leased == 1, timeout_s=10)
+        waits = await mill.submit(asked(adapter="b"))
+        late = await mill.submit(asked(adapter="b", deadline_s=0.5))
+        gone = await mill.submit(asked(adapter="b"))
+        await wait_until(lambda: _is_running(mill, gone.id), timeout_s=10)
+        await gone.cancel()
+        with pytest.raises(JobCancelled):
+            await gone.result(timeout=10)
+        with pytest.raises(JobFailed, match=r"deadline"):
+            await late.result(timeout=10)
+        assert cache.names()[0].startswith("a@")
+        await runs.cancel()
+        assert (await waits.result(timeout=15)).text == "b: hello"
+        assert (cache.stats().evictions, cache.stats().loaded) == (1, 1)
+
+
+async def _is_running(mill: Client, job_id: str) -> bool:
+    return (await mill.job(job_id).info()).state == "running"
+
+
+async def test_a_worker_keeps_to_the_tenant_whatever_a_client_has_written(
+    mill, tmp_path, empty_redis
+) -> None:
+    path = save_plain_adapter(tmp_path / "own")
+    await mill.add_adapter("own", path, model=MODEL, tenant="acme")
+    assert await answer(mill, asked(adapter="own", tenant="acme")) == "own: hello"
+    with pytest.raises(UnknownAdapter, match=r"it has none"):
+        await mill.submit(asked(adapter="own", tenant="globex"))
+    (card,) = await AdapterRegistry(empty_redis, MODEL).cards()
+    mill.session.adapter = _names(card.ref)  # type: ignore[method-assign]
+    job = await mill.submit(asked(adapter="own", tenant="globex"))
+    with pytest.raises(JobFailed, match=r"that the tenant 'globex' may use") as caught:
+        await job.result(timeout=15)
+    assert caught.value.error_code == "unknown_adapter"
+
+
+def _names(ref: object):
+    async def adapter(_prompt: Prompt) -> object:
+        return ref
+
+    return adapter
+
+
+async def test_a_worker_that_serves_none_says_so(
+    empty_redis, newest_redis, tmp_path
+) -> None:
+    path = save_plain_adapter(tmp_path / "tone")
+    async with scheduling(empty_redis, CONFIG), Client(newest_redis.url) as mill:
+        with pytest.raises(ModelUnavailable, match=r"it is a worker that checks"):
+            await mill.add_adapter("tone", path, model=MODEL)
+        async with working(empty_redis, None):
+            with pytest.raises(InvalidRequest, match=r"this worker serves none"):
+                await mill.add_adapter("tone", path, model=MODEL)

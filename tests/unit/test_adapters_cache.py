@@ -1,0 +1,126 @@
+"""The cache of adapters: what is leased stays, the rest goes by recency."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tokenmill.shared.errors import AdapterUnavailable, ModelLoadError
+from tokenmill.workers.engine.adapters.cache import AdapterCache, LoadedAdapter
+from tokenmill.workers.engine.adapters.checkpoint import AdapterFacts
+
+
+class Shelf:
+    """A loader whose adapters are as large as their file names say."""
+
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.gate: threading.Event | None = None
+        """Loads wait for it, when it is set."""
+        self.broken: Exception | None = None
+
+    def check(self, path: Path) -> AdapterFacts:
+        return AdapterFacts(
+            rank=1, alpha=1.0, targets=(), bytes=0, digest=path.name, base=""
+        )
+
+    def load(self, path: Path) -> LoadedAdapter:
+        self.loads.append(path.name)
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if self.broken is not None:
+            raise self.broken
+        return LoadedAdapter(self.check(path), {}, int(path.name))
+
+
+def load(cache: AdapterCache, key: str, size: int):
+    return cache.load(key, Path(str(size)), str(size))
+
+
+def test_the_least_recently_leased_goes_first() -> None:
+    cache = AdapterCache(Shelf(), 100)
+    for key in "abc":
+        load(cache, key, 30).release()
+    cache.lease("a").release()
+    load(cache, "d", 30).release()
+    assert cache.names() == ("c", "a", "d")
+    load(cache, "e", 60).release()
+    assert cache.names() == ("d", "e")
+    stats = cache.stats()
+    assert (stats.loaded, stats.leased, stats.bytes, stats.budget) == (2, 0, 90, 100)
+    assert (stats.loads, stats.evictions) == (5, 3)
+
+
+def test_what_is_leased_is_never_evicted() -> None:
+    cache = AdapterCache(Shelf(), 100)
+    first = load(cache, "a", 60)
+    second = cache.lease("a")
+    load(cache, "b", 40).release()
+    with pytest.raises(AdapterUnavailable, match="in use by running requests"):
+        load(cache, "c", 50)
+    assert cache.names() == ("a", "b")  # nothing was given up for what did not fit
+    first.release()
+    first.release()  # harmless
+    assert cache.stats().leased == 1
+    with pytest.raises(AdapterUnavailable):
+        load(cache, "c", 50)
+    second.release()
+    load(cache, "c", 50).release()
+    assert cache.names() == ("b", "c")
+
+
+def test_what_can_never_fit_says_so() -> None:
+    cache = AdapterCache(Shelf(), 100)
+    load(cache, "a", 60).release()
+    with pytest.raises(ModelLoadError, match=r"adapters_memory_mb"):
+        load(cache, "b", 101)
+    assert cache.names() == ("a",)
+
+
+def test_only_what_is_loaded_can_be_leased() -> None:
+    cache = AdapterCache(Shelf(), 100)
+    for ask in (cache.lease, cache.get):
+        with pytest.raises(AdapterUnavailable, match="a is not loaded"):
+            ask("a")
+    with load(cache, "a", 10) as lease:
+        assert cache.get("a") is lease.adapter
+        assert cache.stats().leased == 1
+    assert cache.stats().leased == 0
+
+
+def test_other_content_than_registered_is_refused() -> None:
+    cache = AdapterCache(Shelf(), 100)
+    with pytest.raises(ModelLoadError, match="has changed since it was registered"):
+        cache.load("a", Path("10"), "other")
+    assert cache.names() == ()
+
+
+def test_one_load_serves_all_who_ask_at_once() -> None:
+    shelf = Shelf()
+    shelf.gate = threading.Event()
+    cache = AdapterCache(shelf, 100)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(load, cache, "a", 10) for _ in range(4)]
+        assert cache.names() == ()  # not before it is whole
+        shelf.gate.set()
+        leases = [one.result(10) for one in asked]
+    assert shelf.loads == ["10"]
+    assert len({id(lease.adapter) for lease in leases}) == 1
+    for lease in leases:
+        lease.release()
+    assert cache.stats().leased == 0
+
+
+def test_a_failed_load_leaves_nothing_and_can_be_tried_again() -> None:
+    shelf = Shelf()
+    shelf.broken = ModelLoadError("damaged")
+    cache = AdapterCache(shelf, 100)
+    with pytest.raises(ModelLoadError, match="damaged"):
+        load(cache, "a", 10)
+    shelf.broken = None
+    load(cache, "a", 10).release()
+    assert shelf.loads == ["10", "10"]
+    assert cache.names() == ("a",)

@@ -1,0 +1,53 @@
+"""Adapters of a worker's model: made beside its engine, or why there are none."""
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ..shared.config import WorkerConfig
+from ..shared.errors import ModelLoadError
+from .adapters_loader import NoAdapters
+
+if TYPE_CHECKING:
+    from .engine.adapters.cache import AdapterCache
+    from .engine.model.runner import TransformersRunner
+
+_MIB = 1024 * 1024
+_TURNED_OFF = "worker.adapters_memory_mb is 0"
+
+
+def model_adapters(
+    runner: "TransformersRunner", worker: WorkerConfig
+) -> "AdapterCache | NoAdapters":
+    """Lets a model serve adapters.
+
+    Args:
+        runner: The loaded model; changed in place.
+        worker: How much memory adapters may take, and their highest rank.
+    """
+    if not worker.adapters_memory_mb:
+        return NoAdapters(_TURNED_OFF)
+    from .engine.adapters.serving import serve_adapters
+
+    try:
+        return serve_adapters(
+            runner,
+            max_bytes=worker.adapters_memory_mb * _MIB,
+            max_rank=worker.max_adapter_rank,
+        )
+    except ModelLoadError as error:
+        structlog.get_logger().info("adapters_off", why=str(error))
+        return NoAdapters(str(error))
+
+
+def stand_in_adapters(worker: WorkerConfig) -> "AdapterCache | NoAdapters":
+    """The same for the echo engine.
+
+    Args:
+        worker: As for a model.
+    """
+    if not worker.adapters_memory_mb:
+        return NoAdapters(_TURNED_OFF)
+    from .adapters_echo import echo_adapters
+
+    return echo_adapters(worker.adapters_memory_mb * _MIB, worker.max_adapter_rank)

@@ -1,0 +1,1 @@
+"""LoRA adapters: read, checked, kept in memory, and added to a base model's layers."""

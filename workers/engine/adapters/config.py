@@ -1,0 +1,201 @@
+"""What an adapter says of itself: peft's adapter_config.json, read strictly.
+
+A field that changes what the adapter computes is either followed or refused by name:
+an adapter that is served without it would answer wrongly and say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ....shared.errors import ModelLoadError
+
+CONFIG_FILE: Final = "adapter_config.json"
+MAX_RANK: Final = 256
+"""Largest rank that is taken where nothing else is set."""
+_READ: Final = frozenset(
+    {
+        "alpha_pattern",
+        "base_model_name_or_path",
+        "bias",
+        "exclude_modules",
+        "init_lora_weights",
+        "layers_to_transform",
+        "lora_alpha",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "use_rslora",
+    }
+)
+"""Fields that are looked at."""
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "auto_mapping",
+        "corda_config",
+        "eva_config",
+        "fan_in_fan_out",  # the base's own layout says it
+        "inference_mode",
+        "layers_pattern",
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    }
+)
+"""Fields of training and of where it came from."""
+_PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Ways to draw the first weights that leave those of the base alone."""
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA's settings."""
+
+    path: Path
+    """The adapter's directory."""
+    rank: int
+    alpha: float
+    use_rslora: bool
+    base: str
+    """What it was trained on, as its trainer named it; a remark, not checked."""
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    complete: tuple[str, ...]
+    """Ends of module names of which every layer must have weights; empty where the
+    settings leave layers out."""
+
+    def rank_of(self, module: str) -> int:
+        """Returns the rank of a module by its dotted name in the base model."""
+        return int(self._by_pattern(self.rank_pattern, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """Returns the factor on B @ A of a module."""
+        alpha = self._by_pattern(self.alpha_pattern, module, self.alpha)
+        rank = self.rank_of(module)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    @staticmethod
+    def _by_pattern(
+        patterns: Mapping[str, int] | Mapping[str, float], module: str, default: float
+    ) -> float:
+        for pattern, value in patterns.items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return value
+        return default
+
+
+def read_adapter_config(path: Path) -> AdapterConfig:
+    """Reads and checks an adapter's settings.
+
+    Args:
+        path: The adapter's directory.
+
+    Raises:
+        ModelLoadError: It is no LoRA, or one with parts that are not served.
+    """
+    file = path / CONFIG_FILE
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"{file} cannot be read ({error}); expected the directory that peft's "
+            "save_pretrained wrote"
+        ) from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} is no JSON object")
+    _check_kind(file, content)
+    return AdapterConfig(
+        path=path,
+        rank=_whole(file, "r", content.get("r", 8)),
+        alpha=_number(file, "lora_alpha", content.get("lora_alpha", 8)),
+        use_rslora=bool(content.get("use_rslora")),
+        base=str(content.get("base_model_name_or_path") or ""),
+        rank_pattern={
+            key: _whole(file, f"rank_pattern[{key}]", value)
+            for key, value in _patterns(file, content, "rank_pattern").items()
+        },
+        alpha_pattern={
+            key: _number(file, f"alpha_pattern[{key}]", value)
+            for key, value in _patterns(file, content, "alpha_pattern").items()
+        },
+        complete=_complete(content),
+    )
+
+
+def _check_kind(file: Path, content: Mapping[str, object]) -> None:
+    if content.get("peft_type") != "LORA":
+        raise ModelLoadError(
+            f"{file}: peft_type is {content.get('peft_type')!r}; only LORA adapters "
+            "are served"
+        )
+    if content.get("bias") not in (None, "none"):
+        raise ModelLoadError(
+            f"{file}: bias is {content['bias']!r}; adapters that change biases are not "
+            "served: train with bias='none', or merge it with peft"
+        )
+    start = content.get("init_lora_weights")
+    if start not in _PLAIN_STARTS:
+        raise ModelLoadError(
+            f"{file}: init_lora_weights is {start!r}, which changes the base's weights "
+            "before training, so the adapter fits no other base; save it again with "
+            "path_initial_model_for_weight_conversion, which makes it a plain LoRA"
+        )
+    for name, value in content.items():
+        if value and name not in _READ and name not in _WITHOUT_EFFECT:
+            raise ModelLoadError(
+                f"{file}: {name} is {value!r}, which is not served; merge the adapter "
+                "with peft and serve the result, or, if the field changes nothing of "
+                "what it computes, remove it"
+            )
+
+
+def _patterns(
+    file: Path, content: Mapping[str, object], name: str
+) -> dict[str, object]:
+    patterns = content.get(name) or {}
+    if not isinstance(patterns, dict):
+        raise ModelLoadError(f"{file}: {name} is {patterns!r}; expected an object")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ModelLoadError(
+                f"{file}: {name} has {pattern!r}, which is no pattern ({error})"
+            ) from error
+    return patterns
+
+
+def _whole(file: Path, name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelLoadError(
+            f"{file}: {name} is {value!r}; expected a whole number from 1"
+        )
+    return value
+
+
+def _number(file: Path, name: str, value: object) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ModelLoadError(f"{file}: {name} is {value!r}; expected a finite number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _complete(content: Mapping[str, object]) -> tuple[str, ...]:
+    targets = content.get("target_modules")
+    partial = content.get("layers_to_transform"), content.get("exclude_modules")
+    if not isinstance(targets, list) or any(one not in (None, []) for one in partial):
+        return ()
+    return tuple(str(target) for target in targets)
