@@ -2,6 +2,7 @@
 
 import typer
 
+from .adapters.cli import register_lora
 from .bulk.cli import register_bulk
 from .cli_dead import register_dead
 from .cli_gateway import register_gateway
@@ -11,6 +12,7 @@ from .cli_submit import register_submit
 from .cli_usage import register_usage
 from .cli_webhooks import register_webhooks
 from .demo.cli import register as register_demo
+from .models.cli import register_models
 from .watch.cli import register_top
 
 
@@ -27,6 +29,8 @@ def register(app: typer.Typer) -> None:
     register_bulk(app)
     register_gateway(app)
     register_keys(app)
+    register_lora(app)
+    register_models(app)
     register_top(app)
     register_usage(app)
     register_webhooks(app)

@@ -1,4 +1,4 @@
-"""`tokenmill tail`, `jobs`, `show`, `cancel` and `models`: looking at what is there."""
+"""`tokenmill tail`, `jobs`, `show` and `cancel`: looking at what is there."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +36,6 @@ def register_job_commands(app: typer.Typer) -> None:
     app.command("jobs")(jobs)
     app.command("show")(show)
     app.command("cancel")(cancel)
-    app.command("models")(models)
 
 
 def _client(url: str | None) -> "Client":
@@ -113,6 +112,7 @@ def _facts(info: "JobInfo", result: "JobResult | None") -> list[tuple[str, str]]
         ("job", info.id),
         ("state", info.state + (", cancelling" if _cancelling(info) else "")),
         ("model", info.model),
+        ("version", _version(info, result)),
         ("class", info.job_class),
         ("tenant", info.tenant),
         ("priority", str(info.priority)),
@@ -144,6 +144,14 @@ def _facts(info: "JobInfo", result: "JobResult | None") -> list[tuple[str, str]]
     return facts
 
 
+def _version(info: "JobInfo", result: "JobResult | None") -> str:
+    """Which version served it, and whether it had to be that one."""
+    served = (result.version if result else None) or info.version
+    if info.pinned_version is None:
+        return served or "-"
+    return f"{served or '-'} (only {info.pinned_version})"
+
+
 def _cancelling(info: "JobInfo") -> bool:
     return info.cancel_requested and info.state not in TERMINAL
 
@@ -157,25 +165,3 @@ async def cancel(job: JobArgument, url: Url = None, as_json: AsJson = False) -> 
         print_json({"id": job, "state": answer})
     else:
         print(answer)
-
-
-@handle_errors
-async def models(url: Url = None, as_json: AsJson = False) -> None:
-    """List the models of the pool and how many workers serve each."""
-    async with _client(url) as mill:
-        found = await mill.models()
-    if as_json:
-        for info in found:
-            print_json(info)
-        return
-    rows = [
-        [
-            info.name,
-            str(info.num_groups),
-            str(info.card.max_context) if info.card else "-",
-            ("yes" if info.card.has_chat_template else "no") if info.card else "-",
-            info.card.weights_version if info.card else "-",
-        ]
-        for info in found
-    ]
-    print_table(("MODEL", "WORKERS", "CONTEXT", "CHAT", "WEIGHTS"), rows)

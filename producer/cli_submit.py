@@ -67,6 +67,12 @@ async def submit(
     model: Annotated[
         str | None, typer.Option(help="Default: the only one of the pool.")
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="A LoRA adapter of the model (`lora list`).")
+    ] = None,
+    model_version: Annotated[
+        str | None, typer.Option(help="Only this version of the model may run it.")
+    ] = None,
     control_tokens: Annotated[
         ControlTokens | None,
         typer.Option(help="What to do where the text spells a control token."),
@@ -209,6 +215,8 @@ async def submit(
     }
     queueing = {
         "model": model,
+        "adapter": adapter,
+        "version": model_version,
         "control_tokens": control_tokens,
         "job_class": job_class,
         "tenant": tenant,

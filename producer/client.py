@@ -10,11 +10,13 @@ from ..shared.keys import JobId
 from ..shared.messages import ModelCard, Prompt
 from ..shared.script_types import NewJob
 from .accounts import AccountCalls
+from .adapters.calls import AdapterCalls
 from .completion import Completions
 from .dead_calls import DeadCalls
 from .info import JobInfo, ModelInfo
 from .job import Job as Job
 from .listing import recent_jobs
+from .models.calls import VersionCalls
 from .pool_view import ModelView
 from .prepare import as_prompt, hashed_together, new_job, raise_all
 from .session import Session
@@ -28,7 +30,7 @@ _TURN: Final = 500
 """Prompts checked without a pause: some ten milliseconds."""
 
 
-class Client(DeadCalls, AccountCalls):
+class Client(DeadCalls, AccountCalls, AdapterCalls, VersionCalls):
     """A connection to a pool, for use on one event loop.
 
     ```python
@@ -123,6 +125,7 @@ class Client(DeadCalls, AccountCalls):
 
         Raises:
             InvalidRequest: A field is wrong; nothing was enqueued.
+            UnknownAdapter: The model has no such adapter, or not for this tenant.
             ModelUnavailable: No live worker serves the model.
             QueueFull: A limit was reached; carries `limit` and `retry_after_s`.
             DeadlineUnreachable: The prompt is to be refused when late, and would be.
@@ -131,7 +134,9 @@ class Client(DeadCalls, AccountCalls):
         """
         checked = as_prompt(prompt)
         view = await self._model(checked.model)
-        job = new_job(checked, view.card, view.pool)
+        adapter = await self._session.adapter(checked)
+        await self._session.require_version(checked, view.pool)
+        job = new_job(checked, view.card, view.pool, adapter=adapter)
         await self._require_served([job], when_unserved)
         submission = Submission(self._session, view.pool, when_full, wait_s)
         return (await submission.enqueue([job]))[0]
@@ -188,7 +193,9 @@ class Client(DeadCalls, AccountCalls):
                 view = views.get(checked.model)
                 if view is None:
                     view = views[checked.model] = await self._model(checked.model)
-                jobs.append(new_job(checked, view.card, view.pool))
+                adapter = await self._session.adapter(checked)
+                await self._session.require_version(checked, view.pool)
+                jobs.append(new_job(checked, view.card, view.pool, adapter=adapter))
             except InvalidRequest as error:
                 errors[index] = error
         raise_all(errors)

@@ -119,5 +119,6 @@ def again(letter: "Letter", record: Mapping[str, str], payload: object) -> NewJo
         max_tokens=int(record["max_tokens"]),
         seed=int(record["seed"]),
         keep_ms=int(record.get("keep_ms") or _DEFAULT_KEEP_MS),
+        version=record.get("version") or None,
         v=int(record.get("v") or 1),
     )

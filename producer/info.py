@@ -21,6 +21,10 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     job_class: str
     tenant: str
     priority: int = 0
+    version: str | None = None
+    """Of the model, that serves or served it; None before its first token."""
+    pinned_version: str | None = None
+    """The only one that may run it."""
     bucket: str = ""
     prompt_tokens: int = 0
     """An estimate until the job is dispatched, exact from then on."""
@@ -71,6 +75,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
             job_class=record.get("class", ""),
             tenant=record.get("tenant", ""),
             priority=_integer(record, "priority") or 0,
+            version=record.get("served") or None,
+            pinned_version=record.get("version") or None,
             bucket=record.get("bucket", ""),
             prompt_tokens=_integer(record, "tokens") or 0,
             max_tokens=_integer(record, "max_tokens") or 0,

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from ..shared.adapter_names import full_name
 from ..shared.messages import Choice, FinishReason, JobResult
 from ..shared.messages import Usage as JobUsage
 from .openai_logprobs import (
@@ -100,6 +101,11 @@ def usage_of(counts: Iterable[JobUsage]) -> Usage:
     )
 
 
+def model_of(result: JobResult) -> str:
+    """Returns the name of what answered: `<model>:<adapter>` with an adapter."""
+    return full_name(result.model, result.adapter.name if result.adapter else None)
+
+
 def chat_answer(
     result: JobResult, *, created: int, spell: Spell | None = None
 ) -> ChatCompletion:
@@ -113,7 +119,7 @@ def chat_answer(
     return ChatCompletion(
         id=CHAT_ID + result.id,
         created=created,
-        model=result.model,
+        model=model_of(result),
         choices=[_chat_choice(choice, spell) for choice in result.choices],
         usage=usage_of([result.usage]),
         system_fingerprint=result.weights_version,
@@ -162,7 +168,7 @@ def completion_answer(
     return Completion(
         id=COMPLETION_ID + first.id,
         created=created,
-        model=first.model,
+        model=model_of(first),
         choices=choices,
         usage=usage_of(result.usage for result in results),
         system_fingerprint=first.weights_version,

@@ -5,7 +5,8 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from ..shared.decode import convert, parse, shown
+from ..shared.adapter_names import MOST_FULL_NAME
+from ..shared.decode import convert, parse, shown, with_adapter
 from ..shared.errors import InvalidRequest
 from ..shared.messages import Message, Prompt, Sampling
 from ..shared.validate import MAX_STOP_STRINGS
@@ -45,7 +46,8 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Body(QueueFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both forms have in common; None is the same as not given."""
 
-    model: Annotated[str, msgspec.Meta(min_length=1, max_length=96)]
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_FULL_NAME)]
+    """Perhaps with an adapter: `<model>:<adapter>`."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
@@ -196,7 +198,7 @@ def prompts_of(body: Body, max_context: int | None = None) -> tuple[Prompt, ...]
         control_tokens=body.control_tokens or "refuse",
         refuse_late=bool(body.refuse_late),
     )
-    common = with_fields(common, body)
+    common = with_adapter(with_fields(common, body))
     if isinstance(body, ChatBody):
         messages = tuple(_turn(message) for message in body.messages)
         return (msgspec.structs.replace(common, messages=messages),)

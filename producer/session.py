@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..shared.errors import RedisUnavailable, StorageUnavailable, TokenmillError
 from ..shared.keys import JobId, Keys
-from ..shared.messages import PoolCard
+from ..shared.messages import AdapterRef, PoolCard, Prompt
 from .grouping import Grouping
 from .inbox import Watcher
+from .pins import Pins
 from .pool_view import PoolView
 from .reading import Command, Reads
 
 if TYPE_CHECKING:
     import redis.asyncio
 
+    from ..shared.adapters_resolve import AdapterResolver
     from ..shared.scripts import Scripts
     from ..shared.storage import Storage
 
@@ -49,6 +51,8 @@ class Session:
         self._reads = Reads(self.redis)
         self._scripts: dict[str, Scripts] = {}
         self._stores: dict[tuple[str, int], Storage] = {}
+        self._adapters: AdapterResolver | None = None
+        self._pins = Pins(self.redis)
         self._closed = False
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -64,6 +68,32 @@ class Session:
     def scripts_of(self, job_id: JobId) -> "Scripts":
         """Returns the scripts of the shard that holds a job."""
         return self.scripts(job_id.keys)
+
+    async def adapter(self, prompt: Prompt) -> AdapterRef | None:
+        """Returns what the job of a prompt carries of its adapter, if it names one.
+
+        Raises:
+            UnknownAdapter: The model has no such adapter, or not for this tenant.
+        """
+        if prompt.adapter is None:
+            return None
+        if self._adapters is None:
+            from ..shared.adapters_resolve import AdapterResolver
+
+            self._adapters = AdapterResolver(self.redis)
+        names = self._adapters
+        return await self.patiently(lambda: names.ref(prompt))
+
+    async def require_version(self, prompt: Prompt, pool: PoolCard) -> None:
+        """Checks that the model has the version that a prompt is for, if it names one.
+
+        Raises:
+            InvalidRequest: It has none.
+        """
+        if prompt.version is None:
+            return
+        model, version, pins = prompt.model, prompt.version, self._pins
+        await self.patiently(lambda: pins.require(model, version, pool.partitions))
 
     async def store(self, pool: PoolCard) -> "Storage":
         """Returns the pool's store of large inputs.

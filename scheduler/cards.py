@@ -1,6 +1,7 @@
 """What a model's workers say of it, and the bytes per token learned here."""
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -9,6 +10,7 @@ import structlog
 
 from ..shared.keys import MODELS
 from ..shared.messages import SCHEMA_VERSION, ModelCard, encode
+from ..shared.version_keys import cards_key
 
 CARD_AGE_S: Final = 2.0
 """A card is read again after this long."""
@@ -40,14 +42,64 @@ class CardReader:
         self._bytes = 0
         self._tokens = 0
         self._complained = False
+        self.by_version: Mapping[str, ModelCard] = {}
+        """Cards of the model's versions, where it has a route; the same object while
+        they are the same."""
+        self._raw_versions: dict[bytes, bytes] = {}
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether versions encode prompts differently."""
+        names = {card.tokenizer for card in self.by_version.values()}
+        if self._card is not None:
+            names.add(self._card.tokenizer)
+        return len(names) > 1
+
+    def for_route(self, version: str) -> ModelCard | None:
+        """Returns the card of a job without a pin that goes to a version.
+
+        It has the limits of the model, so that they do not hang on a job's id, and the
+        tokenizer of the version.
+
+        Args:
+            version: That the route gives it to.
+        """
+        own = self.by_version.get(version)
+        if own is None or self._card is None or own.tokenizer == self._card.tokenizer:
+            return self._card
+        return msgspec.structs.replace(self._card, tokenizer=own.tokenizer)
+
+    def of_weights(self, weights: str) -> ModelCard | None:
+        """Returns the card of the version that has these weights, if one is known."""
+        cards = self.by_version.values()
+        return next((card for card in cards if card.weights_version == weights), None)
 
     async def current(self) -> ModelCard | None:
         """Returns the card, or None while no worker has ever published one."""
         now = time.monotonic()
         if self._card is None or now - self._read_at > CARD_AGE_S:
-            self._card = self._decoded(await self._client.hget(MODELS, self._model))  # type: ignore[misc]
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hget(MODELS, self._model)
+            pipe.hgetall(cards_key(self._model))
+            raw, versions = await pipe.execute(raise_on_error=False)
+            if isinstance(raw, Exception):
+                raise raw
+            self._card = self._decoded(raw)
+            if isinstance(versions, Exception):
+                self._complain(str(versions))
+            elif versions != self._raw_versions:
+                self._raw_versions = versions
+                self.by_version = self._of_versions(versions)
             self._read_at = now
         return self._card
+
+    def _of_versions(self, rows: Mapping[bytes, bytes]) -> dict[str, ModelCard]:
+        found: dict[str, ModelCard] = {}
+        for name, raw in rows.items():
+            card = self._decoded(raw)
+            if card is not None:
+                found[name.decode(errors="replace")] = card
+        return found
 
     def _decoded(self, raw: bytes | None) -> ModelCard | None:
         if raw is None:
@@ -60,10 +112,13 @@ class CardReader:
             problem = f"schema version {card.v}; this process reads {SCHEMA_VERSION}"
         except (msgspec.DecodeError, RecursionError) as error:
             problem = str(error)
+        self._complain(problem)
+        return None
+
+    def _complain(self, problem: str) -> None:
         if not self._complained:
             _log.error("model_card_unusable", model=self._model, error=problem)
             self._complained = True
-        return None
 
     async def learn(self, num_bytes: int, num_tokens: int) -> None:
         """Notes sizes of tokenized payloads, and rarely writes the new ratio."""

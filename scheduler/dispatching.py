@@ -10,7 +10,7 @@ import msgspec
 import redis.asyncio
 import structlog
 
-from ..shared.errors import PromptTooLong, RedisUnsuitable
+from ..shared.errors import RedisUnsuitable
 from ..shared.keys import Keys
 from ..shared.metrics.catalog import BATCH_JOBS, BATCH_TOKENS, DISPATCHED
 from ..shared.metrics.labels import know, model_label
@@ -21,10 +21,12 @@ from .clock import ArrivalRate, RedisClock
 from .groups import GroupReader
 from .leader import LeadershipLost
 from .learning import MadeRatio
-from .policy import plan
+from .parts import Memory, plan_parts
 from .refusing import Refuser
-from .snapshot import Batch, Fairness, GroupView, Snapshot, WaitingJob
+from .snapshot import Batch, GroupView, Snapshot
+from .targets import Aim
 from .tokenizing import alone, internal
+from .too_large import too_large
 from .waiting import Ready, WaitingRoom
 
 SWEEP_S: Final = 5.0
@@ -93,7 +95,8 @@ class Dispatcher:
         self._tick_s = tick_s
         self._lease_ms = lease_ms
         self._batch_names = (f"{name}-{n}" for n in itertools.count(1))
-        self._fairness = Fairness()
+        self._memory: Memory = {}
+        self._aim = Aim()
         self._swept_at = 0.0
         self._swept = 0
         self.changed = Bell()
@@ -115,6 +118,7 @@ class Dispatcher:
             return None
         await self._sweep()
         groups = await self._groups.current()
+        self._aim_anew(groups)
         now_ms = self._clock.now_ms()
         self._room.take_all(self._room.expired(now_ms))
         if not groups:
@@ -123,25 +127,43 @@ class Dispatcher:
         snapshot = Snapshot(
             jobs=self._room.candidates(),
             groups=tuple(groups),
-            fairness=self._fairness,
             arrivals_per_s=self._arrivals.per_second(),
             max_wait_ms=self._max_wait_ms,
             weights=self._weights,
             short_tokens=self._short_tokens,
             made_ratio=dict(self._made.by_class),
         )
-        made = plan(snapshot, now_ms)
-        self._fairness = made.fairness
+        shares = self._groups.route.shares
+        made, self._memory = plan_parts(snapshot, shares, self._memory, now_ms)
         await self._refuse(made.impossible, groups)
         complete = await asyncio.gather(*(self._send(b) for b in made.batches))
         if not all(complete):
             return CREDIT_RETRY_S
         given = sum(len(batch.assignments) for batch in made.batches)
-        if len(self._room) and given == len(snapshot.jobs):
+        if given and len(self._room) and given == len(snapshot.jobs):
             return 0.0  # more may fit than a plan looks at
         if made.wake_in_ms is not None:
             return min(made.wake_in_ms / 1000, self._tick_s)
         return self._tick_s if len(self._room) else None
+
+    def _aim_anew(self, groups: Sequence[GroupView]) -> None:
+        """Follows the route and the groups that come and go."""
+        room, before = self._room, self._room.targets
+        targets = self._aim.targets(groups, self._groups.route, room.begun_with)
+        if targets is before:
+            return
+        room.aim_at(targets)
+        if targets.away and groups and targets.away != before.away:
+            _log.warning(
+                "version_without_worker",
+                shard=self._keys.shard,
+                versions=targets.away,
+                jobs_go_to=targets.spread or "nobody",
+            )
+        if targets.gone - before.gone:
+            _log.warning(
+                "weights_gone", shard=self._keys.shard, weights=sorted(targets.gone)
+            )
 
     async def _send(self, batch: Batch) -> bool:
         """Dispatches one batch; whether the group had the credit that was read."""
@@ -240,7 +262,9 @@ class Dispatcher:
         for job_id in job_ids:
             ready = self._room.take(job_id)
             if ready is not None:
-                error = alone(partial(_too_large, ready.job, groups))
+                job = ready.job
+                allowed = [group for group in groups if group.admits(job)] or groups
+                error = alone(partial(too_large, job, allowed))
                 await self._refuser.fail(job_id, error, (ready.stream, ready.entry_id))
 
     async def _sweep(self) -> None:
@@ -267,23 +291,3 @@ class Dispatcher:
             for job_id, state in zip(some, states, strict=True)
             if state != b"queued"
         )
-
-
-def _too_large(job: WaitingJob, groups: Sequence[GroupView]) -> PromptTooLong:
-    """Names what the job needs and what the largest live group has."""
-    largest = max(groups, key=lambda group: group.total_blocks * group.block_size)
-    if job.tokens >= largest.max_context:
-        return PromptTooLong(
-            "request",
-            f"the prompt has {job.tokens} tokens; the largest live worker holds "
-            f"{largest.max_context} tokens of prompt and output: shorten the prompt "
-            "or start a larger worker",
-        )
-    return PromptTooLong(
-        "sampling.max_tokens",
-        f"the prompt has {job.tokens} tokens and, with {job.max_tokens} output tokens "
-        f"for each of {job.choices} choices, needs room for "
-        f"{largest.cost_blocks(job) * largest.block_size}; the largest live worker has "
-        f"room for {largest.total_blocks * largest.block_size}: shorten the prompt, "
-        "lower max_tokens or n, or start a larger worker",
-    )

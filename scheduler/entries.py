@@ -15,6 +15,7 @@ _MOST: Final = 2**53
 
 
 _LONGEST_ID: Final = 256
+_LONGEST_WEIGHTS: Final = 256
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -42,6 +43,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its client has had tokens of it."""
     losses: int = 0
     """Workers lost while they ran it, or leases that ended otherwise."""
+    weights: str = ""
+    """What its output was begun with."""
 
 
 def lane_stream(keys: Keys, member: bytes) -> Stream | None:
@@ -118,6 +121,7 @@ def parse_entry(
         resumed=stream.job_class is None,
         started=stream.job_class is None and fields.get(b"started") == b"1",
         losses=_number(fields, b"losses", 0, _MOST) if b"losses" in fields else 0,
+        weights=_weights(fields) if stream.job_class is None else "",
     )
 
 
@@ -129,6 +133,12 @@ def _job_class(fields: Mapping[bytes, bytes]) -> JobClass:
         raise ProtocolError(
             f"field class: '{name[:80]}'; expected interactive or bulk"
         ) from None
+
+
+def _weights(fields: Mapping[bytes, bytes]) -> str:
+    """What the output was begun with; '' also where a stranger wrote something else."""
+    raw = fields.get(b"weights", b"")
+    return raw.decode() if raw.isascii() and len(raw) <= _LONGEST_WEIGHTS else ""
 
 
 def _waits_since(fields: Mapping[bytes, bytes], entry_id: bytes) -> int:

@@ -51,6 +51,8 @@ class DoneReader:
         client: Redis; replies are bytes.
         handlers: Called in turn with what was read.
         bell: A further stream; a new entry ends the wait, and is not looked at.
+        takes_all: Whether some handler wants every event of a shard; of most jobs
+            nobody does.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class DoneReader:
         handlers: Sequence[Handler],
         *,
         bell: str,
+        takes_all: Callable[[Keys], bool] = lambda _keys: False,
     ) -> None:
         self._client = client
         self._handlers = handlers
+        self._takes_all = takes_all
         self._bell = bell
         self._rung = START
         self._members: set[bytes] = set()
@@ -94,9 +98,9 @@ class DoneReader:
                 self._rung = text(rows[-1][0])
                 continue
             keys = self._shards[text(name)]
-            await self._handle(
-                keys, [_event(fields) for _, fields in rows if _concerns(fields)]
-            )
+            every = self._takes_all(keys)
+            concern = [row for _, row in rows if every or _concerns(row)]
+            await self._handle(keys, [_event(fields) for fields in concern])
             await cast(
                 "object",
                 self._client.hset(EVENTS, keys.shard, text(rows[-1][0])),  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Live worker groups as the policy sees them."""
+"""Live worker groups as the policy sees them, and who of them gets new jobs."""
 
 import time
 from collections.abc import Sequence
@@ -10,9 +10,13 @@ from redis.exceptions import ResponseError
 
 from ..shared.errors import ProtocolError
 from ..shared.keys import Keys
+from ..shared.routes import Route, shown_shares
 from ..shared.script_types import GroupInfo
 from ..shared.scripts_scheduler import group_info
+from ..shared.version_keys import versions_key
+from ..shared.version_records import ROUTE, decode_route
 from .snapshot import GroupView, Serves
+from .targets import offers_of
 
 PREFILL_CHUNK: Final = 512
 """Prompt tokens of one engine step at most: what bounds its time."""
@@ -37,6 +41,10 @@ class GroupReader:
         self._views: list[GroupView] = []
         self._fresh_until = 0.0
         self._complaints: set[str] = set()
+        self._versions_key = versions_key(keys.model)
+        self._raw_route: object = None
+        self.route = Route()
+        """As of the last read; without shares every group may have every job."""
 
     def commands(self) -> list[tuple[str, ...]]:
         """Returns the reads whose replies `keep` takes."""
@@ -45,7 +53,8 @@ class GroupReader:
             ("HGETALL", keys.group(name.decode(errors="replace")))
             for name in self._names
         ]
-        return [("ZRANGE", keys.groups, "0", "-1"), *groups]
+        route = ("HGET", self._versions_key, ROUTE)
+        return [("ZRANGE", keys.groups, "0", "-1"), route, *groups]
 
     async def current(self) -> list[GroupView]:
         """Returns the groups. What was read along serves once: a plan changes it."""
@@ -67,13 +76,40 @@ class GroupReader:
         """
         if isinstance(replies[0], Exception):
             raise replies[0]
+        if replies[1] != self._raw_route:
+            self._read_route(replies[1])
         members = cast("list[bytes]", replies[0])
         known = set(self._names)
         self._names = tuple(members)
-        views = [self._view(row) for row in replies[1:] if row]
+        views = [self._view(row) for row in replies[2:] if row]
         self._views = [view for view in views if view is not None]
         complete = known.issuperset(members)
         self._fresh_until = time.monotonic() + FRESH_S if complete else 0.0
+
+    def _read_route(self, raw: object) -> None:
+        """Takes a route that has changed; one that cannot be read changes nothing."""
+        if isinstance(raw, Exception) and not isinstance(raw, ResponseError):
+            raise raw
+        try:
+            if isinstance(raw, Exception):
+                raise raw
+            route = decode_route(cast("bytes | None", raw), self._versions_key)
+        except (ResponseError, ProtocolError) as error:
+            self._complain("route_unusable", error)
+            return
+        if route.shares != self.route.shares:
+            _log.info(
+                "route",
+                shard=self._keys.shard,
+                serial=route.serial,
+                shares=shown_shares(route.shares),
+            )
+        self._raw_route, self.route = raw, route
+
+    def _complain(self, event: str, error: Exception) -> None:
+        if str(error) not in self._complaints:
+            self._complaints.add(str(error))
+            _log.error(event, shard=self._keys.shard, error=str(error))
 
     def _view(self, row: object) -> GroupView | None:
         """What the policy needs of a group; nothing of one that a stranger wrote."""
@@ -84,9 +120,7 @@ class GroupReader:
                 raise row
             return view_of(group_info(cast("dict[bytes, bytes]", row)))
         except (ResponseError, ProtocolError, ValueError) as error:
-            if str(error) not in self._complaints:
-                self._complaints.add(str(error))
-                _log.error("group_unusable", shard=self._keys.shard, error=str(error))
+            self._complain("group_unusable", error)
             return None
 
 
@@ -123,5 +157,9 @@ def view_of(info: GroupInfo) -> GroupView | None:
         alone=info.alone,
         serves=serves,
         schema=info.schema,
+        version=info.version,
+        weights=info.weights_version,
+        tokenizer=info.tokenizer,
+        offers=offers_of(info.version, info.weights_version),
         step_ms=max(a + b * (running + min(prefill, PREFILL_CHUNK)), 0.0),
     )

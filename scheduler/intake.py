@@ -1,7 +1,7 @@
 """From entries in Redis to ready jobs: fetch, check, tokenize, or refuse."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -9,8 +9,10 @@ import redis.asyncio
 
 from ..shared.config import Config
 from ..shared.errors import NewerSchema, ProtocolError, TokenmillError
-from ..shared.keys import Keys, bucket_of
+from ..shared.keys import Keys
 from ..shared.messages import ModelCard
+from .admitting import CHUNK_JOBS, chunks, ready_job
+from .again import Again
 from .bell import Bell, Ring, heard
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
@@ -20,8 +22,8 @@ from .large_inputs import LargeInputs, TooNew, split, still_waiting
 from .outage import REDIS_ERRORS
 from .reading import LaneReader, RawEntry
 from .refusing import Refuser
-from .snapshot import WaitingJob
 from .tokenizing import (
+    Later,
     Outcome,
     Prepared,
     RawJob,
@@ -31,10 +33,6 @@ from .tokenizing import (
 )
 from .waiting import Ready, WaitingRoom
 
-CHUNK_JOBS: Final = 256
-"""Jobs fetched and tokenized at once."""
-CHUNK_BYTES: Final = 256 * 1024
-"""Payload of a chunk: the tokenizer's thread is not held longer by one class."""
 NOT_ARRIVALS: Final = {"room", "group"}
 """Words of the bell that bring no entry, though perhaps room for those left out."""
 POLL_S: Final = 0.5
@@ -104,6 +102,8 @@ class Intake:
             room.unfetched,
         )
         self._too_new = too_new
+        self._loading: asyncio.Task[bool] | None = None
+        self._again = Again(client, keys, room, reader.job_class)
         self.bell = Bell(self._concerned)
 
         self._named: list[str] = []
@@ -129,6 +129,8 @@ class Intake:
                 self._large.check()
                 await heard(self.bell, POLL_S)
         finally:
+            if self._loading is not None:
+                self._loading.cancel()
             await self._large.close()
 
     async def step(self) -> bool:
@@ -136,10 +138,28 @@ class Intake:
         card = await self._cards.current()
         if card is None or not await self._tokenizers.ready(self._client, card):
             return False
+        if self._cards.by_version or len(self._again):
+            await self._look_at_versions()
         raw = await self._read()
-        for chunk in _chunks(await self._parsed(raw)):
+        for chunk in chunks(await self._parsed(raw)):
             await self._take_in(chunk, card)
         return self._reader.full
+
+    async def _look_at_versions(self) -> None:
+        """Takes in anew what other versions encode otherwise than it was encoded."""
+        cards = self._cards
+        if self._loading is not None and self._loading.done():
+            self._loading.result()
+            self._loading = None
+        for own in cards.by_version.values():
+            # It takes a while: only jobs of its version wait for that.
+            if self._loading is None and not self._tokenizers.has(own.tokenizer):
+                load = self._tokenizers.ready(self._client, own)
+                self._loading = asyncio.create_task(load)
+        for entry in await self._again.due(cards, self._tokenizers):
+            card = await cards.current()
+            if card is not None:
+                await self._take_in([entry], card)
 
     async def _read(self) -> list[RawEntry]:
         """Reads entries, and with them all that a plan needs of jobs the bell named."""
@@ -185,7 +205,9 @@ class Intake:
     async def _prepared(self, raw: Sequence[RawJob], card: ModelCard) -> list[Outcome]:
         """Prepares all at once, and one by one when that fails as a whole."""
         try:
-            return await self._tokenizers.prepare(raw, card, self._max_bytes)
+            return await self._tokenizers.prepare(
+                raw, card, self._max_bytes, self._cards.by_version
+            )
         except REDIS_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - no job may stop the others
@@ -210,10 +232,15 @@ class Intake:
         refused: list[tuple[Entry, TokenmillError]] = []
         num_bytes = num_tokens = 0
         for entry, outcome in zip(known, outcomes, strict=True):
+            if isinstance(outcome, Later):
+                self._again.keep(entry, outcome.tokenizer)
+                continue
             if not isinstance(outcome, Prepared):
                 refused.append((entry, outcome))
                 continue
-            ready = alone(partial(self._ready, entry, outcome))
+            ready = alone(
+                partial(ready_job, entry, outcome, self._buckets, self._isolate_after)
+            )
             if not isinstance(ready, Ready):
                 refused.append((entry, ready))
                 continue
@@ -242,7 +269,11 @@ class Intake:
         """Reads payloads (and ids of resumed jobs); buries entries without one."""
         here = [self._inputs.get(entry.job_id) for entry in entries]
         if all(here) and not any(entry.resumed for entry in entries):
-            raw = [RawJob(payload, None) for payload in here if payload]
+            raw = [
+                RawJob(payload, None, card=self._card_for(entry))
+                for entry, payload in zip(entries, here, strict=True)
+                if payload
+            ]
             return raw, list(entries)
         names = [self._keys.input(entry.job_id) for entry in entries]
         resumed = [entry for entry in entries if entry.resumed]
@@ -258,38 +289,18 @@ class Intake:
                 error = ProtocolError(f"there is no input of job {entry.job_id}")
                 await self._refuse(entry, error)
                 continue
-            raw.append(RawJob(payload, ids.get(entry.job_id)))
+            mixed = self._cards.is_mixed and not entry.weights
+            # Ids that another version's tokenizer may have made are made anew.
+            known_ids = None if mixed else ids.get(entry.job_id)
+            raw.append(RawJob(payload, known_ids, card=self._card_for(entry)))
             known.append(entry)
         return raw, known
 
-    def _ready(self, entry: Entry, size: Prepared) -> Ready:
-        job = WaitingJob(
-            id=entry.job_id,
-            tokens=size.tokens,
-            max_tokens=size.max_tokens,
-            choices=size.choices,
-            job_class=entry.job_class,
-            bucket=bucket_of(size.tokens, self._buckets),
-            priority=entry.priority,
-            tenant=entry.tenant,
-            enqueued_ms=entry.enqueued_ms,
-            deadline_ms=entry.deadline_ms,
-            schema=size.schema,
-            started=entry.started,
-            alone=entry.losses >= self._isolate_after,
-        )
-        return Ready(job, size.token_ids, entry.stream, entry.entry_id, entry.resumed)
-
-
-def _chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    chunk: list[Entry] = []
-    size = 0
-    for entry in entries:
-        full = len(chunk) >= CHUNK_JOBS or size + entry.num_bytes > CHUNK_BYTES
-        if chunk and full:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(entry)
-        size += entry.num_bytes
-    if chunk:
-        yield chunk
+    def _card_for(self, entry: Entry) -> ModelCard | None:
+        """What a job of its version is prepared with; None: as one of the model."""
+        if entry.weights:
+            # Another version may hold less by now: what was begun goes on.
+            return self._cards.of_weights(entry.weights)
+        if not self._cards.is_mixed:
+            return None
+        return self._cards.for_route(self._room.targets.version_of(entry.job_id))

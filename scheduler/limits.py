@@ -8,6 +8,7 @@ import structlog
 
 from ..shared.config import Config
 from ..shared.errors import RedisUnsuitable
+from ..shared.model_terms import limits_for
 from ..shared.scripts import Limits, Scripts, TenantLimits
 from .groups import GroupReader
 from .snapshot import GroupView
@@ -17,14 +18,15 @@ WRITE_EVERY_S: Final = 30.0
 _log = structlog.get_logger(__name__)
 
 
-def limits_of(config: Config, service_ms: int = 0) -> Limits:
+def limits_of(config: Config, service_ms: int = 0, model: str | None = None) -> Limits:
     """Returns the limits that these settings ask for.
 
     Args:
         config: The pool's settings.
         service_ms: Least time that a job takes once it is dispatched.
+        model: Whose queue it is; None: of a model without limits of its own.
     """
-    limits = config.limits
+    limits = config.limits if model is None else limits_for(config, model)
     return Limits(
         max_waiting_jobs=limits.max_waiting_jobs,
         max_waiting_tokens=limits.max_waiting_tokens,
@@ -64,7 +66,8 @@ async def keep_limits(scripts: Scripts, groups: GroupReader, config: Config) -> 
         config: The pool's settings.
     """
     while True:
-        limits = limits_of(config, least_service_ms(await groups.current()))
+        service_ms = least_service_ms(await groups.current())
+        limits = limits_of(config, service_ms, scripts.keys.model)
         try:
             if await scripts.write_limits(limits):
                 _log.debug("limits_written", shard=scripts.keys.shard)

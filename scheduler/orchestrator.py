@@ -27,6 +27,7 @@ from .history import Sampler
 from .housekeeping import forget_groups, mend_orphans, shards, trim
 from .old_inputs import remove_old
 from .old_usage import remove_old_usage
+from .shadow import Shadow
 from .shown import RunGauges
 from .webhook_service import run_webhooks
 from .webhooks import Webhooks
@@ -158,11 +159,18 @@ async def _watched(url: str, config: Config) -> AsyncIterator[None]:
 
 
 async def _bulk(url: str, config: Config) -> None:
-    """Advances bulk runs; what their reader hears of is told to webhooks as well."""
+    """Advances bulk runs; what their reader hears of is told to webhooks as well, and
+    copied to versions that are tried.
+    """
     client = connect(url, socket_timeout_s=config.redis.socket_timeout_s)
+    shadow = Shadow(client)
+    looking = asyncio.create_task(shadow.run(), name="shadow")
     try:
-        await supervise_bulk(url, config, (Webhooks(client).on_done,))
+        handlers = (Webhooks(client).on_done, shadow.on_done)
+        await supervise_bulk(url, config, handlers, shadow.wants)
     finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await client.aclose()
 
 

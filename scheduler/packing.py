@@ -7,6 +7,7 @@ from typing import Final
 from ..shared.messages import JobClass
 from .rooms import LONG, SHORT, SPILL_LOAD, Room, Shapes, length_of, load_of
 from .snapshot import Assignment, Batch, GroupView, WaitingJob
+from .targets import offers_of
 
 MAX_SCANS: Final = 64
 """Jobs of a plan for which every group is asked; later ones ask the first few."""
@@ -18,6 +19,7 @@ PREFILL_PATIENCE_MS: Final = 10_000
 still waits for nothing else."""
 
 _Entry = tuple[float, float, str, int]
+_Heap = list[_Entry]
 _Need = tuple[int, int, int]
 
 
@@ -48,11 +50,14 @@ class Packer:
         ]
         # A plan touches few of many groups: only those get a room.
         self._rooms: list[Room | None] = [None] * len(self._views)
-        self._heaps: dict[str, list[_Entry]] = {}
+        self._heaps: dict[tuple[str, str, str], _Heap] = {}
+        """By version, weights and length class: a job goes to some of these alone."""
+        self._heaps_of: dict[tuple[str, str], list[_Heap]] = {}
         for index, view in enumerate(self._views):
             load = load_of(view, view.free_blocks, view.free_running, view.free_tokens)
             entry = (load, view.step_ms, view.group, index)
-            self._heaps.setdefault(view.serves, []).append(entry)
+            line = (view.version, view.weights, view.serves)
+            self._heaps.setdefault(line, []).append(entry)
         for heap in self._heaps.values():
             heapq.heapify(heap)
         self._unmet: dict[tuple[object, ...], list[_Need]] = {}
@@ -83,7 +88,7 @@ class Packer:
     @property
     def bound(self) -> bool:
         """Whether some group with room is bound to a length class."""
-        return any(name != "any" for name in self._heaps)
+        return any(serves != "any" for *_, serves in self._heaps)
 
     def has_room(self, job_class: JobClass) -> bool:
         """Whether anything of this class may still fit anywhere."""
@@ -101,7 +106,8 @@ class Packer:
         return self._is_unmet(job, self._unmet_by(job, spill=False))
 
     def _unmet_by(self, job: WaitingJob, *, spill: bool) -> list[_Need]:
-        key = (job.job_class, self.length(job), job.schema, spill)
+        kind = (job.job_class, self.length(job), job.schema, spill)
+        key = (*kind, job.needs, job.tokenizer) if job.needs else kind
         return self._unmet.setdefault(key, [])
 
     def _is_unmet(self, job: WaitingJob, unmet: list[_Need]) -> bool:
@@ -130,9 +136,8 @@ class Packer:
         if self._is_unmet(job, unmet):
             return None
         probes = None if self._scans < MAX_SCANS else PROBES
-        for name in self._tiers(job, self.length(job), spill=spill):
-            heap = self._heaps.get(name)
-            room = self._place_in(heap, job, spill, probes) if heap else None
+        for serves in self._tiers(job, self.length(job), spill=spill):
+            room = self._place_in(self._open_to(job, serves), job, spill, probes)
             if room is not None:
                 return room
         if probes is None:
@@ -149,14 +154,30 @@ class Packer:
             return (length, "any")
         return (length, "any", other)
 
+    def _open_to(self, job: WaitingJob, serves: str) -> list[_Heap]:
+        """Groups of a length class that the job may go to."""
+        heaps = self._heaps_of.get((job.needs, serves))
+        if heaps is None:
+            heaps = [
+                heap
+                for (version, weights, name), heap in self._heaps.items()
+                if name == serves
+                and (not job.needs or job.needs in offers_of(version, weights))
+            ]
+            self._heaps_of[job.needs, serves] = heaps
+        return heaps
+
     def _place_in(
-        self, heap: list[_Entry], job: WaitingJob, spill: bool, most: int | None
+        self, heaps: list[_Heap], job: WaitingJob, spill: bool, most: int | None
     ) -> Room | None:
         # Bulk finds no room where interactive jobs have pushed bulk out.
         limit = 1.0 if job.job_class is JobClass.BULK else float("inf")
-        passed: list[_Entry] = []
+        passed: list[tuple[_Heap, _Entry]] = []
         placed: Room | None = None
-        while heap and placed is None and (most is None or len(passed) < most):
+        while placed is None and (most is None or len(passed) < most):
+            heap = _least_loaded(heaps)
+            if heap is None:
+                break
             if heap[0][0] >= limit or (spill and heap[0][0] > SPILL_LOAD):
                 break  # the others are fuller still
             entry = heapq.heappop(heap)
@@ -164,8 +185,8 @@ class Packer:
             if room.fits(job):
                 self.give(room, job)
                 entry, placed = (room.load, *entry[1:]), room
-            passed.append(entry)
-        for entry in passed:
+            passed.append((heap, entry))
+        for heap, entry in passed:
             if not self._room(entry[-1]).exhausted:
                 heapq.heappush(heap, entry)
         return placed
@@ -216,3 +237,10 @@ class Packer:
             Batch(group=group, job_class=kind, bucket=bucket, assignments=tuple(jobs))
             for (group, kind, bucket), jobs in self.batches.items()
         )
+
+
+def _least_loaded(heaps: Sequence[_Heap]) -> _Heap | None:
+    """The heap with the least loaded group of all; None where all are empty."""
+    if len(heaps) == 1:
+        return heaps[0] or None
+    return min((heap for heap in heaps if heap), key=lambda heap: heap[0], default=None)

@@ -110,13 +110,16 @@ def _split(
     """Sorts jobs by class, suspects apart; names those that no live group could hold.
 
     Expired jobs are left out: the reaper ends them. A job that can no longer make its
-    deadline waits on until then, since rates are estimates.
+    deadline waits on until then, since rates are estimates. Left out are also jobs that
+    no live group is meant for: they hold up nobody and reserve nothing.
     """
     by_class: _ByClass = {c: [] for c in JobClass}
     suspects: list[WaitingJob] = []
     impossible: list[str] = []
     for job in snapshot.jobs:
         if job.deadline_ms is not None and job.deadline_ms <= now_ms:
+            continue
+        if job.needs and job.needs not in shapes.offered:
             continue
         large = job.choices > 1 or job.tokens + job.max_tokens > shapes.sure_tokens
         if large and shapes.impossible(job):

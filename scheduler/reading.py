@@ -165,6 +165,7 @@ class LaneReader:
             return unfetched < MOST_RESUMED_JOBS and self._room.accepts(None)
         # Half a read-ahead at a time: fewer, larger reads, and a bound in memory.
         few = self._room.count(stream.key) <= self._read_ahead // 2
+        few = few or self._room.lacks(stream.key, stream.job_class, self._read_ahead)
         return few and self._room.accepts(stream.job_class)
 
     async def _find_unreadable(self, names: list[str]) -> None:

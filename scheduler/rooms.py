@@ -189,24 +189,28 @@ class Shapes:
     def __init__(self, groups: Sequence[GroupView]) -> None:
         found: dict[tuple[object, ...], GroupView] = {}
         for g in groups:
-            key = (g.total_blocks, g.max_context, g.schema, g.serves, g.block_size)
+            size = (g.total_blocks, g.max_context, g.schema, g.serves, g.block_size)
+            key = (*size, g.version, g.weights, g.tokenizer)
             if key not in found or found[key].alone:
                 found[key] = g
         self._all = tuple(found.values())
         self._open = tuple(view for view in self._all if not view.alone)
         self._bound = any(view.serves != "any" for view in self._all)
+        none: frozenset[str] = frozenset()
+        self.offered = none.union(*(view.offers for view in self._all))
+        """Needs of jobs that some live group satisfies."""
         self.sure_tokens = min(map(_sure_tokens, self._all), default=0)
         """Prompt and output of one choice that every live group could hold."""
 
     def could_hold(self, job: WaitingJob) -> bool:
-        """Whether some live group reads the job's record and could hold it."""
+        """Whether the job may go to some live group that could hold it."""
         return any(view.could_hold(job) for view in self._all)
 
     def impossible(self, job: WaitingJob) -> bool:
-        """Whether groups that read the job's record are alive and all too small."""
+        """Whether groups that the job may go to are alive and all too small."""
         if not self._all or self.could_hold(job):
             return False
-        return any(view.schema >= job.schema for view in self._all)
+        return any(view.schema >= job.schema and view.admits(job) for view in self._all)
 
     def has_home(self, job: WaitingJob, length: str) -> bool:
         """Whether a group of the job's length class, or of any, could hold it."""

@@ -10,6 +10,7 @@ import structlog
 from ..shared.config import Config
 from ..shared.keys import WARM, Keys
 from ..shared.messages import SCHEMA_VERSION, JobClass
+from ..shared.model_terms import buckets_for, limits_for
 from ..shared.scripts import Scripts
 from .bell import listen
 from .cards import CardReader
@@ -216,8 +217,8 @@ class ShardScheduler:
                 refuser=refuser,
                 clock=clock,
                 arrivals=arrivals,
-                buckets=self._config.pool.buckets,
-                max_bytes=self._config.limits.max_payload_bytes,
+                buckets=buckets_for(self._config, self._keys.model),
+                max_bytes=limits_for(self._config, self._keys.model).max_payload_bytes,
                 changed=changed,
                 config=self._config,
                 too_new=self._too_new,

@@ -5,7 +5,7 @@ counts everything once, however many stand by.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final, get_args
 
 from ..shared.bulk.messages import RunState
@@ -16,6 +16,7 @@ from ..shared.metrics import catalog
 from ..shared.metrics.instruments import OTHER, Gauge, Labels
 from ..shared.metrics.jobs import begin_counting
 from ..shared.metrics.labels import know, model_label
+from ..shared.model_terms import buckets_for
 from ..shared.watch.reading import PoolReader
 from ..shared.watch.replies import pipelined, whole
 from ..shared.watch.shard import CLASSES
@@ -89,7 +90,7 @@ class QueueGauges:
         self._reader = PoolReader(self._read, most_ends=0, most_lanes=MOST_LANES)
         self._models = [model.name for model in config.models]
         self._tenants = tuple(config.tenants)
-        self._buckets = (*map(str, config.pool.buckets), BEYOND)
+        self._config = config
 
     async def __call__(self) -> None:
         """Brings the gauges up to date, or empties them when Redis is away.
@@ -137,7 +138,7 @@ class QueueGauges:
 
     def _values(self, seen: PoolSnapshot, named: _Values) -> dict[Gauge, _Values]:
         know(group.model for group in seen.groups if group.state != "silent")
-        queued, oldest = _queues(seen, self._buckets)
+        queued, oldest = _queues(seen, self._config)
         others = max(0, seen.waiting_jobs - sum(named.values()))
         tenants = {**named, (OTHER,): named.get((OTHER,), 0) + others}
         groups: Counter[Labels] = Counter(
@@ -156,18 +157,20 @@ class QueueGauges:
         }
 
 
-def _queues(seen: PoolSnapshot, buckets: Sequence[str]) -> tuple[_Values, _Values]:
+def _queues(seen: PoolSnapshot, config: Config) -> tuple[_Values, _Values]:
     """Returns waiting jobs by bucket and the age of the oldest by class.
 
     Of a model that has workers everything is there at 0, so that a queue which empties
     is seen to.
     """
-    served = [
-        (model_label(group.model), name) for group in seen.groups for name in CLASSES
-    ]
-    oldest: dict[Labels, float] = dict.fromkeys(served, 0.0)
+    served = {
+        model_label(group.model): (*map(str, buckets_for(config, group.model)), BEYOND)
+        for group in seen.groups
+    }
+    places = [(model, name) for model in served for name in CLASSES]
+    oldest: dict[Labels, float] = dict.fromkeys(places, 0.0)
     queued: Counter[Labels] = Counter(
-        {(*place, bucket): 0 for place in served for bucket in buckets}
+        {(*place, bucket): 0 for place in places for bucket in served[place[0]]}
     )
     for queue in seen.queues:
         model, job_class = model_label(queue.model), queue.job_class or OTHER

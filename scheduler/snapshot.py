@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from ..shared.messages import JobClass
+from ..shared.messages import DEFAULT_VERSION, JobClass
 
 Serves = Literal["any", "short", "long"]
 """The length class of the jobs that a group is kept for."""
@@ -36,6 +36,14 @@ class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its client has had tokens of it: a worker gave it up in mid-output."""
     schema: int = 1
     """Lowest schema version whose readers understand its record."""
+    version: str = ""
+    """The only version of the model that may run it; any where empty."""
+    weights: str = ""
+    """What its output was begun with."""
+    needs: str = ""
+    """What a group has to offer to it (`targets.py`)."""
+    tokenizer: str = ""
+    """What its prompt was encoded with; empty where that does not matter."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -70,6 +78,13 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """The length class that it is bound to."""
     schema: int = 1
     """Newest schema version that it reads."""
+    version: str = DEFAULT_VERSION
+    """Of the model."""
+    weights: str = ""
+    tokenizer: str = ""
+    """What its prompts are to be encoded with; empty: it does not say."""
+    offers: frozenset[str] = frozenset()
+    """Needs of jobs that it satisfies."""
 
     @property
     def idle(self) -> bool:
@@ -85,9 +100,20 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
         return job.choices * -(-longest // self.block_size)
 
     def could_hold(self, job: WaitingJob) -> bool:
-        """Whether the group reads the job's record and would hold it when empty."""
+        """Whether the job may go there and would fit into the empty group."""
         readable = job.schema <= self.schema and job.tokens < self.max_context
-        return readable and self.cost_blocks(job) <= self.total_blocks
+        if not readable or (job.needs and not self.admits(job)):
+            return False
+        return self.cost_blocks(job) <= self.total_blocks
+
+    def admits(self, job: WaitingJob) -> bool:
+        """Whether the job may go there: its version, weights and tokenizer."""
+        if not job.needs:
+            return True
+        same = not (job.tokenizer and self.tokenizer) or (
+            job.tokenizer == self.tokenizer
+        )
+        return same and job.needs in self.offers
 
 
 class Fairness(msgspec.Struct, frozen=True, kw_only=True):

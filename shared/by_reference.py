@@ -34,7 +34,8 @@ def by_reference(
             f"{max_bytes} (storage.max_input_bytes); shorten the text",
         )
     ref = ref_of(tenant, content, holds)
+    version = max(request.v, INPUT_REF_VERSION)
     named = msgspec.structs.replace(
-        request, v=INPUT_REF_VERSION, text_ref=ref, text=None, messages=None
+        request, v=version, text_ref=ref, text=None, messages=None
     )
     return named, (ref, content)

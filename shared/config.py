@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from .messages import DEFAULT_MODEL
+from .config_model import ModelConfig as ModelConfig
+from .config_mps import MpsConfig
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,28 +152,14 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     not fit."""
     step_timeout_s: float = 120.0
     """A step longer than this ends the process; its jobs are redelivered."""
-
-
-class ModelConfig(_Section, frozen=True, kw_only=True):
-    """One served model."""
-
-    name: str = DEFAULT_MODEL
-    """Public name."""
-    path: str | None = None
-    """Directory or hub id; None resolves the public name."""
-    weights: Literal[
-        "int8", "float32", "bfloat16", "float16", "nf4", "int8-a8", "int8-bnb"
-    ] = "int8"
-    """int8-a8 has 8-bit activations as well and needs a GPU; int8-bnb is bitsandbytes'
-    own INT8 layer. Both keep outlier columns in the attention's products and the head
-    alone, as far as calibration knows them."""
-    outlier_threshold: float = 0.0
-    """With weights int8-bnb, bitsandbytes' dynamic threshold for outlier columns; above
-    0 a job's tokens depend on what else is in its batch."""
-    kv: Literal["int8", "int4", "float32"] = "int8"
-    replicas: int = 1
-    serves: tuple[Literal["any", "short", "long"], ...] = ()
-    """`worker.serves` of each replica; none takes the setting for all."""
+    rank_timeout_s: float = 10.0
+    """With models.tp above 1: a rank that keeps the others waiting for this long, or
+    gives no sign of life for half of it, ends the worker; its jobs are redelivered."""
+    adapters_memory_mb: int = 256
+    """Memory for LoRA adapters, the least recently used leave it first; 0 serves
+    none."""
+    max_adapter_rank: int = 64
+    """Adapters of a higher rank are refused."""
 
 
 class GatewayConfig(_Section, frozen=True, kw_only=True):
@@ -289,6 +276,7 @@ class Config(_Section, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     worker: WorkerConfig = WorkerConfig()
     models: tuple[ModelConfig, ...] = (ModelConfig(),)
+    mps: MpsConfig = MpsConfig()
     tenants: dict[str, TenantConfig] = {}
     """By name, from the tables `[tenants.<name>]`."""
     gateway: GatewayConfig = GatewayConfig()

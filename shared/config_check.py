@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Final
 
 from .config import Config, ModelConfig
+from .config_placement import check_placement, is_rising
 from .errors import ConfigError
 from .input_refs import url_problem
 from .keys import MODEL_NAME
 from .redis import redact_url
+from .routes import VERSION_NAME
 from .validate import TENANT
 from .webhook_signing import secret_problem
 
@@ -28,15 +29,6 @@ def _none_or(rule: _Rule) -> _Rule:
     return lambda value: value is None or holds(value), f"{expected}, or nothing"
 
 
-def _rising(value: object) -> bool:
-    return (
-        isinstance(value, tuple)
-        and 1 <= len(value) <= 16
-        and value[0] >= 1
-        and all(a < b for a, b in pairwise(value))
-    )
-
-
 def _is_url(value: object) -> bool:
     schemes = ("redis://", "rediss://", "unix://")
     return value is None or (isinstance(value, str) and value.startswith(schemes))
@@ -53,7 +45,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "redis.socket_timeout_s": _between(0.1, 600),
     "redis.max_connections": _between(4, 65536),
     "pool.partitions": _between(1, 999),
-    "pool.buckets": (_rising, "expected 1 to 16 rising numbers of tokens"),
+    "pool.buckets": (is_rising, "expected 1 to 16 rising numbers of tokens"),
     "limits.max_waiting_jobs": _COUNT,
     "limits.max_waiting_tokens": _COUNT,
     "limits.max_waiting_bytes": _COUNT,
@@ -91,6 +83,11 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "worker.threads": _none_or(_between(1, 4096)),
     "worker.offload_layers": _none_or(_between(0, 4096)),
     "worker.step_timeout_s": _between(1, 86_400),
+    "worker.rank_timeout_s": _between(1, 3600),
+    "worker.adapters_memory_mb": _between(0, 2**24),
+    "worker.max_adapter_rank": _between(1, 256),
+    "mps.start_s": _between(0.1, 600),
+    "mps.check_s": _between(0.05, 600),
     "webhooks.timeout_s": _between(0.1, 300),
     "webhooks.max_attempts": _between(1, 20),
     "bulk.window_tokens": _between(64, 2**20),
@@ -144,6 +141,13 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
     seen: set[str] = set()
     for index, model in enumerate(config.models):
         _check_model(f"models[{index}]", model, seen, origins)
+    check_placement(config, origins, _limit_problem)
+
+
+def _limit_problem(field: str, value: object) -> str | None:
+    """Returns what is wrong with a value of `[limits]`, or None."""
+    holds, expected = _RULES[f"limits.{field}"]
+    return None if holds(value) else f"value {value!r}; {expected}"
 
 
 def _check_secrets(config: Config, origins: Mapping[str, str]) -> None:
@@ -214,6 +218,13 @@ def _check_model(
             name, f"'{model.name}' is listed twice; use replicas", origins.get(name)
         )
     seen.add(model.name)
+    if not VERSION_NAME.fullmatch(model.version):
+        raise ConfigError(
+            f"{key}.version",
+            f"value {model.version!r}; expected 1 to 32 letters, digits and . _ + -, "
+            "beginning with a letter, a digit or _",
+            origins.get(f"{key}.version"),
+        )
     if not 0 <= model.outlier_threshold <= 1000:
         raise ConfigError(
             f"{key}.outlier_threshold",

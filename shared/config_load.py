@@ -74,7 +74,10 @@ class LoadedConfig(msgspec.Struct, frozen=True):
             for field in _MODEL_FIELDS:
                 key = f"models[{index}].{field}"
                 origin = self.origins.get(key, "default")
-                rows.append((key, getattr(model, field), origin))
+                value = getattr(model, field)
+                if field == "limits":
+                    value = msgspec.to_builtins(value)  # those that differ
+                rows.append((key, value, origin))
         for name, tenant in self.config.tenants.items():
             for field in _TENANT_FIELDS:
                 key = f"tenants.{name}.{field}"

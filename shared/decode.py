@@ -12,9 +12,12 @@ from typing import Final, TypeVar
 import msgspec
 import msgspec.inspect
 
+from .adapter_names import split_name
 from .errors import InvalidRequest, NewerSchema, ProtocolError
 from .messages import (
+    ADAPTER_VERSION,
     INPUT_REF_VERSION,
+    PIN_VERSION,
     SCHEMA_VERSION,
     JobRequest,
     Message,
@@ -42,16 +45,36 @@ def decode_prompt(source: bytes | Mapping[str, object] | Prompt) -> Prompt:
         source: JSON bytes, a mapping, or a prompt with any field types.
 
     Returns:
-        The prompt, with sequences as tuples and names as enum members.
+        The prompt, with sequences as tuples and names as enum members; the model
+        `m:a` is taken apart into model and adapter.
 
     Raises:
         InvalidRequest: Not an object, an unknown field, or a wrong type.
     """
+    plain: object = source
     if isinstance(source, Prompt):
-        return convert(_plain_prompt(source), Prompt, "prompt")
-    if isinstance(source, bytes):
-        return convert(parse(source, "prompt"), Prompt, "prompt")
-    return convert(source, Prompt, "prompt")
+        plain = _plain_prompt(source)
+    elif isinstance(source, bytes):
+        plain = parse(source, "prompt")
+    return with_adapter(convert(plain, Prompt, "prompt"))
+
+
+def with_adapter(prompt: Prompt) -> Prompt:
+    """Returns a prompt whose model `m:a` is taken apart into model and adapter.
+
+    Raises:
+        InvalidRequest: It names another adapter as well.
+    """
+    model, adapter = split_name(prompt.model)
+    if adapter is None:
+        return prompt
+    if prompt.adapter not in (None, adapter):
+        raise InvalidRequest(
+            "adapter",
+            f"{shown(prompt.adapter)} differs from that of the model "
+            f"{shown(prompt.model)}; give one of them",
+        )
+    return msgspec.structs.replace(prompt, model=model, adapter=adapter)
 
 
 def decode_request(payload: bytes) -> JobRequest:
@@ -78,6 +101,18 @@ def decode_request(payload: bytes) -> JobRequest:
             "v",
             f"a request with text_ref has version {INPUT_REF_VERSION}, found "
             f"{request.v}; older readers would not see its input",
+        )
+    if request.adapter is not None and request.v < ADAPTER_VERSION:
+        raise InvalidRequest(
+            "v",
+            f"a request with an adapter has version {ADAPTER_VERSION}, found "
+            f"{request.v}; older readers would run it without",
+        )
+    if request.version is not None and request.v < PIN_VERSION:
+        raise InvalidRequest(
+            "v",
+            f"a request for one version of its model has version {PIN_VERSION}, found "
+            f"{request.v}; older readers would give it to any",
         )
     return request
 

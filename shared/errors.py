@@ -7,6 +7,7 @@
     │   ├── PayloadTooLarge       the encoded request exceeds the byte limit
     │   ├── InputUnreadable       an input by reference is missing, damaged or elsewhere
     │   ├── ControlTokensInText   user text spells one of the model's control tokens
+    │   ├── UnknownAdapter        the model has no such adapter, or not for this tenant
     │   └── InvalidBatch          some prompts of a batch are wrong; none was enqueued
     ├── IdempotencyConflict       same key, different payload
     ├── QueueFull                 backpressure; carries limit and retry_after_s
@@ -14,6 +15,8 @@
     ├── ModelUnavailable          no live worker serves the model
     ├── UnknownJob                no record of that job id (or it has expired)
     ├── UnknownRun                no record of that bulk run (or it has expired)
+    ├── UnknownVersion            the model has no version of that name
+    ├── VersionConflict           the state of versions or route does not allow it
     ├── JobFailed                 the job ended as failed; carries code and message
     │   ├── JobCancelled
     │   └── JobExpired
@@ -29,9 +32,14 @@
     ├── RedisUnavailable          no connection within the time-out
     ├── RedisUnsuitable           server too old, evicting, read-only, wrong password
     ├── ModelLoadError            a model cannot be found, read or is unsupported
+    │   └── HealthFailed          a version did not pass its health set
+    ├── VersionFailed             a version that was to be loaded cannot be
+    ├── MpsUnavailable            CUDA's MPS daemon does not start or does not answer
     └── EngineError               a request failed inside the engine
+        ├── AdapterUnavailable    an adapter is not loaded, or has no room just now
         ├── KVPoolExhausted       a single request needs more KV blocks than exist
-        └── NonFiniteLogits       the model produced NaN or infinity for one request
+        ├── NonFiniteLogits       the model produced NaN or infinity for one request
+        └── GroupLost             a rank of a split model is dead or hangs
 
 A message says what was wrong, what was expected and what to do. `exit_code` is the
 command line's exit status for that kind; `code` is the name on the wire.
@@ -112,6 +120,12 @@ class ControlTokensInText(InvalidRequest):
     """User text spells a control token of the model and the caller did not allow it."""
 
     code = "control_tokens_in_text"
+
+
+class UnknownAdapter(InvalidRequest):
+    """The model has no adapter of that name, or none that the tenant may use."""
+
+    code = "unknown_adapter"
 
 
 class InvalidBatch(InvalidRequest):
@@ -212,6 +226,20 @@ class UnknownRun(TokenmillError):
 
     code = "unknown_run"
     exit_code = 8
+
+
+class UnknownVersion(TokenmillError):
+    """The model has no version of that name."""
+
+    code = "unknown_version"
+    exit_code = 8
+
+
+class VersionConflict(TokenmillError):
+    """A version's name is in use, or its state or share does not allow the change."""
+
+    code = "version_conflict"
+    exit_code = 19
 
 
 class JobFailed(TokenmillError):
@@ -346,11 +374,38 @@ class ModelLoadError(TokenmillError):
     exit_code = 14
 
 
+class HealthFailed(ModelLoadError):
+    """A version of a model did not pass its health set; it takes no jobs."""
+
+    code = "health_failed"
+    exit_code = 20
+
+
+class VersionFailed(TokenmillError):
+    """A version that was to be loaded cannot be, or was stopped meanwhile."""
+
+    code = "version_failed"
+    exit_code = 20
+
+
+class MpsUnavailable(TokenmillError):
+    """CUDA's MPS daemon does not start, or does not answer."""
+
+    code = "mps_unavailable"
+    exit_code = 21
+
+
 class EngineError(TokenmillError):
     """A request failed inside the engine; its neighbours are untouched."""
 
     code = "engine_error"
     exit_code = 15
+
+
+class AdapterUnavailable(EngineError):
+    """An adapter is not loaded, or there is no room for it while others are in use."""
+
+    code = "adapter_unavailable"
 
 
 class KVPoolExhausted(EngineError):
@@ -363,6 +418,12 @@ class NonFiniteLogits(EngineError):
     """The model produced NaN or infinity for this request."""
 
     code = "non_finite_logits"
+
+
+class GroupLost(EngineError):
+    """A rank of a tensor-parallel group is dead or hangs; the group has to restart."""
+
+    code = "group_lost"
 
 
 def kind_of(code: str) -> type[TokenmillError] | None:

@@ -31,6 +31,7 @@ def job_line(
     return {
         "job": result.id,
         "model": result.model,
+        "version": result.version,
         "job_class": job_class,
         "tenant": tenant,
         "bucket": bucket,

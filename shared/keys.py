@@ -3,7 +3,7 @@
 Per model and partition everything carries one hash tag, so a script touches one slot:
 `tm:{<model>:<partition>}:…`. Pool-wide names carry none; those of files and batches are
 in `file_keys.py`, those of bulk runs in `bulk/keys.py`, those of webhooks in
-`webhook_keys.py`.
+`webhook_keys.py`, those of versions in `version_keys.py`.
 """
 
 import os
@@ -14,9 +14,12 @@ from typing import Final
 
 import msgspec
 
+from .adapter_keys import PERMANENT_ADAPTERS
 from .bulk.keys import PERMANENT as BULK_PERMANENT
 from .errors import UnknownJob
 from .file_keys import FILES_PLACE
+from .version_keys import PERMANENT as VERSION_PERMANENT
+from .version_keys import PERMANENT_PATTERN
 from .webhook_keys import PERMANENT as WEBHOOK_PERMANENT
 
 POOL: Final = "tm:pool"
@@ -52,8 +55,10 @@ PERMANENT: Final = (
     *(PROCESSES, HISTORY, FILES_PLACE),
     *BULK_PERMANENT,
     *WEBHOOK_PERMANENT,
+    *VERSION_PERMANENT,
 )
-"""Names that stay in Redis for ever; so does what `tokenizer_key` names."""
+"""Names that stay in Redis for ever; so does what `tokenizer_key`, `adapters_key`,
+`versions_key` and `cards_key` name."""
 PERMANENT_IN_SHARD: Final = (
     *("lanes", "resume", "delayed", "lease", "deadline", "groups", "scheduler"),
     *("load", "limits", "recent", "done", "dlq", "usage", "webhooks"),
@@ -85,6 +90,8 @@ def is_shard(member: str) -> bool:
 _PERMANENT: Final = re.compile(
     "|".join(map(re.escape, PERMANENT))
     + r"|tm:tokenizer:.+"
+    + rf"|{PERMANENT_ADAPTERS}"
+    + rf"|{PERMANENT_PATTERN}"
     + rf"|tm:\{{{_SHARD.pattern}\}}:({'|'.join(PERMANENT_IN_SHARD)}"
     + r"|q:(interactive|bulk):[^:]+:\d+)"
 )

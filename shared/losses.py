@@ -45,13 +45,23 @@ def process_ended(exit_code: int | None) -> str:
     """
     if exit_code is None:
         return "the worker's process ended"
+    who = "the worker" if exit_code < 0 else "the worker's process"
+    return f"{who} {how_it_ended(exit_code)}"
+
+
+def how_it_ended(exit_code: int) -> str:
+    """Says how any process ended, as the rest of a sentence that begins with it.
+
+    Args:
+        exit_code: As of `subprocess`: negative for a signal.
+    """
     if exit_code >= 0:
-        return f"the worker's process ended with exit code {exit_code}"
+        return f"ended with exit code {exit_code}"
     try:
         number = signal.Signals(-exit_code)
     except ValueError:
-        return f"the worker was killed by signal {-exit_code}"
-    return f"the worker was killed by {number.name}{_HINTS.get(number, '')}"
+        return f"was killed by signal {-exit_code}"
+    return f"was killed by {number.name}{_HINTS.get(number, '')}"
 
 
 def one_line(cause: str) -> str:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Newest version of the records below that this code reads. A writer stamps each
 record with the lowest version whose readers understand it
 (docs/adr/0015-schema-versions.md)."""
@@ -18,9 +18,15 @@ FIRST_VERSION: Final = 1
 """Of records without any newer field; a record without `v` is of this version."""
 INPUT_REF_VERSION: Final = 2
 """From here on a request may name its input instead of holding it."""
+ADAPTER_VERSION: Final = 3
+"""From here on a request may name an adapter."""
+PIN_VERSION: Final = 3
+"""From here on a request may be for one version of its model alone."""
 
 DEFAULT_TENANT: Final = "default"
 DEFAULT_MODEL: Final = "smollm2-135m"
+DEFAULT_VERSION: Final = "v1"
+"""Of a model whose settings name no version, and of groups that name none."""
 
 
 class JobClass(StrEnum):
@@ -117,6 +123,11 @@ class Prompt(
     """Refuse the job at once when it cannot meet its deadline at the measured rate."""
     webhook: str | None = None
     """http(s) address that is told of the job's end; see docs/webhooks.md."""
+    adapter: str | None = None
+    """Name of a LoRA adapter of the model; the model `m:a` means the same."""
+    version: str | None = None
+    """Only this version of the model is to run it; see docs/models.md. None: as the
+    model's route says."""
 
 
 class InputRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +143,14 @@ class InputRef(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's text in UTF-8, or its messages as a JSON array."""
 
 
+class AdapterRef(msgspec.Struct, frozen=True):
+    """An adapter as a job names it. Since version 3."""
+
+    name: str
+    digest: str
+    """SHA-256 of its files, in hex: the job gets these weights or none."""
+
+
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`in:<id>`: the part of a prompt that decides its output. Unknown keys refused
     by `forbid_unknown_fields` would break rolling upgrades, so `v` is checked instead.
@@ -144,6 +163,10 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: tuple[Message, ...] | None = None
     sampling: Sampling = Sampling()
     control_tokens: Literal["refuse", "as_text", "allow"] = "refuse"
+    adapter: AdapterRef | None = None
+    """Such a request has version 3."""
+    version: str | None = None
+    """Only this version of the model may run it; such a request has version 3."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -211,6 +234,10 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timings: Timings = Timings()
     error: JobError | None = None
     weights_version: str | None = None
+    version: str | None = None
+    """Of the model, that ran it."""
+    adapter: AdapterRef | None = None
+    """What it ran with."""
 
     @property
     def text(self) -> str:
@@ -264,6 +291,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     weights_version: str
 
 
+class ModelTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one model differs from its pool; None: it does not."""
+
+    buckets: tuple[int, ...] | None = None
+    max_payload_bytes: int | None = None
+
+
 class PoolCard(msgspec.Struct, frozen=True, kw_only=True):
     """What producers need to know of a pool, JSON in the string `tm:pool`."""
 
@@ -286,6 +320,27 @@ class PoolCard(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: Literal["none", "public", "any"] = "none"
     """Which addresses the pool delivers webhooks to; `none` where it has no secret to
     sign them with."""
+    by_model: dict[str, ModelTerms] = {}
+    """Of models that differ. Who does not read it names buckets of the pool, which the
+    scheduler counts anew."""
+
+    def all_buckets(self) -> list[int]:
+        """Returns the bounds that the pool and its models have, rising."""
+        own = (bound for one in self.by_model.values() for bound in one.buckets or ())
+        return sorted({*self.buckets, *own})
+
+    def of_model(self, model: str) -> "PoolCard":
+        """Returns the card as it is for one model's jobs."""
+        terms = self.by_model.get(model)
+        if terms is None:
+            return self
+        most = terms.max_payload_bytes or self.max_payload_bytes
+        return msgspec.structs.replace(
+            self,
+            buckets=terms.buckets or self.buckets,
+            max_payload_bytes=most,
+            offload_bytes=min(self.offload_bytes, most),
+        )
 
 
 _encoder = msgspec.json.Encoder()

@@ -8,10 +8,15 @@ from typing import Final
 
 import msgspec
 
+from .adapters import unknown_adapter
 from .by_reference import by_reference
 from .input_refs import MOST_PAYLOAD_BYTES
 from .keys import JobId, bucket_of, new_unique, partition_of
 from .messages import (
+    ADAPTER_VERSION,
+    FIRST_VERSION,
+    PIN_VERSION,
+    AdapterRef,
     InputRef,
     JobRequest,
     ModelCard,
@@ -50,6 +55,7 @@ def new_job(
     card: ModelCard | None,
     pool: PoolCard,
     unique: str | None = None,
+    adapter: AdapterRef | None = None,
 ) -> NewJob:
     """Checks a prompt and prepares its job.
 
@@ -58,11 +64,13 @@ def new_job(
         card: What a worker says of the model, when one ever did.
         pool: The pool's settings.
         unique: The unique part of its id; None draws one.
+        adapter: What stands under the prompt's adapter (`AdapterResolver`).
 
     Raises:
         InvalidRequest: One field is wrong, or the whole is too large.
     """
-    packed = _packed(prompt, card, pool)
+    pool = pool.of_model(prompt.model)
+    packed = _packed(prompt, card, pool, adapter)
     unique = new_unique() if unique is None else unique
     key = prompt.idempotency_key
     partition = partition_of(prompt.tenant, key or unique, pool.partitions)
@@ -86,29 +94,55 @@ def new_job(
         idempotency_key=key,
         refuse_late=prompt.refuse_late,
         webhook=prompt.webhook,
+        version=prompt.version,
         v=packed.v,
         upload=packed.upload,
     )
 
 
-def _packed(prompt: Prompt, card: ModelCard | None, pool: PoolCard) -> _Packed:
+def _packed(
+    prompt: Prompt,
+    card: ModelCard | None,
+    pool: PoolCard,
+    adapter: AdapterRef | None,
+) -> _Packed:
+    if prompt.adapter is not None and adapter is None:
+        raise unknown_adapter(prompt.model, prompt.adapter, ())
     has_store = pool.storage_url is not None
     most = max(pool.max_input_bytes, pool.max_payload_bytes) if has_store else None
     validate_prompt(prompt, card, pool, most)
     request = JobRequest(
+        v=_lowest_version(prompt),
         text=prompt.text,
         messages=prompt.messages,
         sampling=prompt.sampling,
         control_tokens=prompt.control_tokens,
+        adapter=adapter,
+        version=prompt.version,
     )
     payload, upload, most_bytes = encode(request), None, pool.max_payload_bytes
     # Of what was asked for: whether it goes by the store may change before a retry.
-    payload_hash = fingerprint(payload)
+    payload_hash = fingerprint(_asked_for(request, payload))
     if has_store and len(payload) > pool.offload_bytes:
         request, upload = by_reference(request, prompt.tenant, pool.max_input_bytes)
         payload, most_bytes = encode(request), min(MOST_PAYLOAD_BYTES, most_bytes)
     check_payload(payload, most_bytes)
     return _Packed(payload, payload_hash, request.v, upload)
+
+
+def _lowest_version(prompt: Prompt) -> int:
+    """The lowest schema version whose readers understand all of a request."""
+    if prompt.version is not None:
+        return PIN_VERSION
+    return FIRST_VERSION if prompt.adapter is None else ADAPTER_VERSION
+
+
+def _asked_for(request: JobRequest, payload: bytes) -> bytes:
+    """What makes two calls the same: an adapter's name, whatever stands under it."""
+    if request.adapter is None:
+        return payload
+    named = AdapterRef(request.adapter.name, "")
+    return encode(msgspec.structs.replace(request, adapter=named))
 
 
 def _draw_seed() -> int:

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from .config import Config
-from .messages import PoolCard
+from .messages import ModelTerms, PoolCard
 
 
 def pool_card(config: Config) -> PoolCard:
@@ -24,4 +24,16 @@ def pool_card(config: Config) -> PoolCard:
         offload_bytes=offload_bytes if is_stored else 0,
         max_input_bytes=storage.max_input_bytes if is_stored else 0,
         webhooks="none" if config.webhooks.secret is None else reach,
+        by_model=_terms(config),
     )
+
+
+def _terms(config: Config) -> dict[str, ModelTerms]:
+    """Returns what models have of their own, by name."""
+    found = {
+        model.name: ModelTerms(
+            buckets=model.buckets, max_payload_bytes=model.limits.max_payload_bytes
+        )
+        for model in config.models
+    }
+    return {name: terms for name, terms in found.items() if terms != ModelTerms()}

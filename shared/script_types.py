@@ -6,7 +6,7 @@ import msgspec
 
 from .keys import JobId
 from .lifecycle import State
-from .messages import InputRef
+from .messages import DEFAULT_VERSION, InputRef
 
 EnqueueStatus = Literal["queued", "duplicate", "conflict", "full", "late", "invalid"]
 """`late`: its deadline cannot be met; `invalid`: an argument is wrong. Nothing was
@@ -54,6 +54,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Record nothing if it cannot meet its deadline at the measured rate."""
     webhook: str | None = None
     """Address that is told of the end."""
+    version: str | None = None
+    """The only version of the model that is to run it."""
     v: int = 1
     """Lowest schema version whose readers understand the job."""
     keep_ms: int
@@ -221,8 +223,14 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["ready", "draining"] = "ready"
     serves: str = "any"
     """`any`, or the lengths it is kept for: `short` or `long`."""
+    tp: int = 1
+    """Processes that it is split over."""
     schema: int = 1
     """Newest schema version of the jobs that it can read."""
+    version: str = DEFAULT_VERSION
+    """Of the model."""
+    tokenizer: str = ""
+    """Fingerprint of the one that its prompts are to be encoded with."""
     credit_blocks: int = 0
     """Kept by the scripts, as are the fields below; ignored when registering."""
     credit_running: int = 0
@@ -272,6 +280,11 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, tokens found in the prefix cache."""
     out_of_memory: int = 0
     """Times a step did not fit in memory and was halved."""
+    adapters: int = 0
+    """Adapters in memory."""
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    """Adapters that made room for others."""
 
 
 class DeadJob(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ class _Facts(msgspec.Struct, kw_only=True, omit_defaults=True):
     idempotency_key: str | None = None
     refuse_late: bool = False
     webhook: str | None = None
+    version: str | None = None
     v: int = 1
 
 
@@ -200,6 +201,7 @@ def _facts(job: NewJob) -> _Facts:
         idempotency_key=job.idempotency_key,
         refuse_late=job.refuse_late,
         webhook=job.webhook,
+        version=job.version,
         v=job.v,
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from .errors import ProtocolError
+from .messages import DEFAULT_VERSION
 from .redis import translate
 from .script_runner import (
     LOOKUPS,
@@ -203,6 +204,8 @@ def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
         step_fit_ms=(float(a or 0), float(b or 0)),
         state="draining" if fields.get("state") == "draining" else "ready",
         schema=number(fields.get("schema")) or 1,
+        version=fields.get("version") or DEFAULT_VERSION,
+        tokenizer=fields.get("tokenizer", ""),
         credit_blocks=number(fields.get("credit_blocks")),
         credit_running=number(fields.get("credit_running")),
         credit_tokens=number(fields.get("credit_tokens")),
@@ -211,6 +214,7 @@ def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
         bulk_tokens=number(fields.get("bulk_tokens")),
         alone=fields.get("alone", ""),
         serves=fields.get("serves") or "any",
+        tp=number(fields.get("tp")) or 1,
         heartbeat_ms=number(fields.get("heartbeat_ms")),
         tokens_per_s=float(fields.get("tokens_per_s") or 0),
         output_tokens=number(fields.get("output_tokens")),

@@ -7,6 +7,8 @@ import msgspec
 import structlog
 
 from .errors import ProtocolError
+from .keys import MODELS
+from .messages import ModelCard, encode
 from .redis import translate
 from .script_endings import cancelled
 from .script_runner import (
@@ -25,6 +27,7 @@ from .script_types import (
     Started,
     StartItem,
 )
+from .version_keys import cards_key, versions_key
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -53,6 +56,19 @@ class WorkerScripts(ScriptRunner):
         mine = [j for j, hint in zip(held, hints, strict=True) if hint.owner == group]
         keys = [k.group(group), k.groups, k.bell, *(k.job(job_id) for job_id in mine)]
         return number(await self.run("register", keys, _facts(group, info, ttl_ms)))
+
+    async def publish_card(self, version: str, card: ModelCard) -> None:
+        """Says what a version of the model can do.
+
+        Producers take it for the model's own where the model has no route, or the
+        version has a share of it.
+
+        Args:
+            version: Of the model.
+            card: What its workers say.
+        """
+        keys = [versions_key(card.model), cards_key(card.model), MODELS]
+        await self.run("route_card", keys, [card.model, version, encode(card)])
 
     async def heartbeat(self, group: str, info: GroupInfo, ttl_ms: int) -> int:
         """Renews a group; registers it again when it had expired.
@@ -192,6 +208,8 @@ def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
         *("block_size", info.block_size, "max_context", info.max_context),
         *("weights_version", info.weights_version, "step_fit_ms", f"{a:.6g} {b:.6g}"),
         *("state", info.state, "serves", info.serves, "schema", info.schema),
+        *("version", info.version, "tokenizer", info.tokenizer),
+        *("tp", info.tp),
         *("tokens_per_s", f"{info.tokens_per_s:.4g}"),
         *("output_tokens", info.output_tokens),
         *(part for pair in counters.items() for part in pair),

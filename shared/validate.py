@@ -8,12 +8,14 @@ language may have checked nothing. Errors name the field, the value and the limi
 import re
 from typing import Final
 
+from .adapters import check_name, check_ref
 from .decode import decode_prompt as decode_prompt
 from .decode import decode_request as decode_request
 from .decode import shown
 from .errors import InvalidRequest, PayloadTooLarge
 from .keys import MODEL_NAME
 from .messages import JobRequest, Message, ModelCard, PoolCard, Prompt, Sampling
+from .routes import check_version_name
 from .webhook_target import check_webhook as check_webhook
 
 MAX_STOP_STRINGS: Final = 16
@@ -76,6 +78,10 @@ def validate_prompt(
     _check_content(prompt.text, prompt.messages, card)
     _check_sampling(prompt.sampling, card)
     _check_queueing(prompt)
+    if prompt.adapter is not None:
+        check_name(prompt.adapter)
+    if prompt.version is not None:
+        check_version_name(prompt.version)
     if prompt.webhook is not None:
         check_webhook(prompt.webhook, pool)
 
@@ -96,6 +102,10 @@ def validate_request(request: JobRequest, card: ModelCard | None) -> None:
         raise InvalidRequest(
             "text_ref", "is given beside text or messages; expected one of the three"
         )
+    if request.adapter is not None:
+        check_ref(request.adapter)
+    if request.version is not None:
+        check_version_name(request.version)
     _check_sampling(request.sampling, card)
 
 

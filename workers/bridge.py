@@ -9,10 +9,8 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Coroutine
 from typing import Final
 
-import msgspec
 import redis.asyncio
 import structlog
 
@@ -21,8 +19,11 @@ from ..shared.config import Config
 from ..shared.errors import TokenmillError
 from ..shared.keys import Keys
 from ..shared.losses import step_stuck
+from ..shared.model_terms import buckets_for
 from ..shared.outage import REDIS_ERRORS, Outage
 from ..shared.scripts import Scripts
+from .adapters import Adapters
+from .adapters_loader import AdapterLoader, NoAdapters
 from .control import Control
 from .ending import Ending, Way
 from .engine.request import Capacity
@@ -31,8 +32,9 @@ from .finish import Recorder
 from .intake import Intake
 from .jobs import JobTable
 from .publish import Publisher
-from .registration import Registration, WorkerSpec, counters
+from .registration import Registration, WorkerSpec, drained
 from .routing import Router
+from .tasks import first_of, started
 from .token_rate import TokenRate
 
 EXIT_STUCK: Final = 75
@@ -52,6 +54,7 @@ class Worker:
         engine: Loaded and idle; the worker runs it in a thread of its own.
         spec: What it announces.
         config: Settings in force.
+        adapters: Holds the engine's adapters; None: it serves none.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class Worker:
         engine: EngineLike,
         spec: WorkerSpec,
         config: Config,
+        adapters: AdapterLoader | None = None,
     ) -> None:
+        self._client = client
         self._config = config
         self._spec = spec
         self._log = structlog.get_logger()
@@ -76,14 +81,16 @@ class Worker:
             engine, self._router.deliver, asyncio.get_running_loop(), spec.card.model
         )
         self._publisher = self._make_publisher()
-        self._intake = self._make_intake(client, keys)
-        self._registration = self._make_registration(client, keys)
+        self._adapters = self._make_adapters(adapters)
+        self._intake = self._make_intake(keys)
+        self._registration = self._make_registration(keys)
         self._control = Control(
             client=client,
             channel=keys.control(spec.group),
             table=self._table,
             outage=self._outage,
             on_cancelled=self._router.cancel,
+            on_check=self._adapters.check,
         )
         self._router.connect(self._thread, self._publisher)
         self._owning: list[asyncio.Task[None]] = []
@@ -97,9 +104,10 @@ class Worker:
             group=spec.group,
             model=spec.card.model,
             weights_version=spec.card.weights_version,
+            version=spec.version,
             table=self._table,
             clock=self._clock,
-            buckets=config.pool.buckets,
+            buckets=buckets_for(config, spec.card.model),
             limits=config.scheduler,
             dead_ms=round(config.retention.dead_s * 1000),
         )
@@ -117,10 +125,10 @@ class Worker:
             rate=TokenRate(spec.card.model),
         )
 
-    def _make_intake(self, client: "redis.asyncio.Redis", keys: Keys) -> Intake:
+    def _make_intake(self, keys: Keys) -> Intake:
         config, spec = self._config, self._spec
         return Intake(
-            client=client,
+            client=self._client,
             scripts=self._scripts,
             stream=keys.work(spec.group),
             group=spec.group,
@@ -131,19 +139,32 @@ class Worker:
             take=self._router.take,
             end=self._publisher.end,
             lost=self._router.forget,
+            bring=self._adapters.bring,
         )
 
-    def _make_registration(
-        self, client: "redis.asyncio.Redis", keys: Keys
-    ) -> Registration:
+    def _make_adapters(self, loader: AdapterLoader | None) -> Adapters:
+        return Adapters(
+            client=self._client,
+            loader=loader or NoAdapters("its engine has none"),
+            card=self._spec.card,
+            table=self._table,
+            outage=self._outage,
+            limit_s=self._config.worker.step_timeout_s,
+            watch=self._router.watch,
+            take=self._router.take,
+            end=self._publisher.end,
+        )
+
+    def _make_registration(self, keys: Keys) -> Registration:
         return Registration(
-            client=client,
+            client=self._client,
             scripts=self._scripts,
             keys=keys,
             spec=self._spec,
             lease_ms=self._config.worker.lease_ms,
             table=self._table,
             capacity=lambda: self._thread.capacity,
+            adapters=self._adapters.stats,
             output=self._publisher.rate,
             clock=self._clock,
             outage=self._outage,
@@ -155,6 +176,11 @@ class Worker:
     def drain(self) -> None:
         """Takes nothing new; `run` returns when all is done or handed back."""
         self._draining.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds no job."""
+        return self._table.empty.is_set()
 
     @property
     def capacity(self) -> Capacity:
@@ -172,29 +198,31 @@ class Worker:
             The process's exit code: 0 after a drain, `EXIT_STUCK` when broken.
         """
         self._thread.start()
-        intake = _task(self._intake.run(), "intake")
-        heartbeat = _task(self._registration.run(), "heartbeat")
+        intake = started(self._intake.run(), "intake")
+        heartbeat = started(self._registration.run(), "heartbeat")
         self._owning = [intake, heartbeat]
         others = [
             heartbeat,
-            _task(self._publisher.run(), "publish"),
-            _task(self._control.run(), "control"),
-            _task(self._watch(), "watch"),
+            started(self._publisher.run(), "publish"),
+            started(self._control.run(), "control"),
+            started(self._watch(), "watch"),
         ]
-        draining = _task(self._draining.wait(), "draining")
+        draining = started(self._draining.wait(), "draining")
         try:
-            await _first(draining, intake, *others)
+            await first_of(draining, intake, *others)
             if self._gave_up:
                 await asyncio.Event().wait()  # whoever gave up ends the process
             intake.cancel()
             await asyncio.wait([intake])
             await self._drain()
             await self._leave()
-            self._say_drained()
+            facts = drained(self._thread.capacity, self._adapters.stats())
+            self._log.info("drained", **facts)
         finally:
             for task in (draining, intake, *others):
                 task.cancel()
             faulthandler.cancel_dump_traceback_later()
+            await self._adapters.close()
             self._thread.stop(timeout_s=1.0)
         return EXIT_STUCK if self._router.broken else 0
 
@@ -228,15 +256,6 @@ class Worker:
                 await self._scripts.leave(self._spec.group)
         except REDIS_ERRORS as error:
             self._log.warning("left_without_goodbye", error=str(error) or repr(error))
-
-    def _say_drained(self) -> None:
-        room = self._thread.capacity
-        self._log.info(
-            "drained",
-            **msgspec.structs.asdict(counters(room)),
-            total_blocks=room.total_blocks,
-            step_fit_ms=[round(part, 4) for part in room.step_fit_ms],
-        )
 
     async def _watch(self) -> None:
         """Ends the process when a step, or this very loop, does not come back."""
@@ -277,18 +296,3 @@ class Worker:
         except (*REDIS_ERRORS, TokenmillError) as error:
             # Then they end by themselves, and nobody learns why.
             self._log.warning("reason_not_recorded", error=str(error) or repr(error))
-
-
-def _task(work: Coroutine[object, object, object], name: str) -> "asyncio.Task[None]":
-    async def run() -> None:
-        await work
-
-    return asyncio.create_task(run(), name=name)
-
-
-async def _first(*tasks: "asyncio.Task[None]") -> None:
-    """Waits until one ends; an exception in any is raised here."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        if not task.cancelled():
-            task.result()

@@ -11,6 +11,9 @@ from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
 from .cli_calibrate import register as register_calibrate
 from .cli_inspect import inspect_model
+from .cli_lora_merge import register as register_lora_merge
+from .cli_mps import register as register_mps
+from .cli_plan import plan_model
 from .cli_profile import register as register_profile
 
 if TYPE_CHECKING:
@@ -28,8 +31,11 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
     app.command("work")(handle_errors(work))
     app.command("inspect")(handle_errors(inspect_model))
+    app.command("plan")(handle_errors(plan_model))
     app.command("fetch")(handle_errors(fetch))
     register_calibrate(app)
+    register_lora_merge(app)
+    register_mps(app)
     register_profile(app)
     register_check(_check_worker)
 
@@ -54,11 +60,18 @@ async def work(
     ] = None,
     kv: Annotated[str | None, typer.Option(help="int8, int4 or float32.")] = None,
     threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Processes to split the model over."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     engine: Annotated[
         str,
         typer.Option(help="model; echo or echo:<ms per step> try the queue alone."),
     ] = "model",
+    version: Annotated[
+        str | None, typer.Option(help="Which version of the model (models add).")
+    ] = None,
     partition: Annotated[int, typer.Option(help="Partition it serves.")] = 0,
     serves: Annotated[
         str | None,
@@ -75,13 +88,23 @@ async def work(
     from ..shared.logging import configure
     from .progress import lines
     from .service import WorkOptions, serve
+    from .share import within_share
 
     settings = load_config(config).config
     settings = _with_worker(settings, threads=threads, device=device, serves=serves)
-    chosen = _choose(settings, model, name, weights=weights, kv=kv)
+    chosen = _choose(settings, model, name, weights=weights, kv=kv, tp=tp)
     configure(settings.log, "worker")
+    where = find_pool(url or settings.redis.url)
+    if version is not None:
+        from .version_choice import model_of_version
+
+        given = model is not None
+        chosen = await model_of_version(where, chosen, version, given=given)
+    settings = msgspec.structs.replace(
+        settings, worker=within_share(settings.worker, chosen)
+    )
     options = WorkOptions(
-        url=find_pool(url or settings.redis.url),
+        url=where,
         model=chosen,
         engine=engine,
         partition=partition,
@@ -120,6 +143,7 @@ def _choose(
     *,
     weights: str | None,
     kv: str | None,
+    tp: int | None,
 ) -> "ModelConfig":
     """Returns the model to serve: one of the settings, or one given by options."""
     from ..shared.config import ModelConfig
@@ -131,7 +155,9 @@ def _choose(
     found = next((one for one in settings.models if one.name == wanted), None)
     base = found or ModelConfig(name=public_name(wanted))
     changes: dict[str, object] = {
-        key: value for key, value in (("weights", weights), ("kv", kv)) if value
+        key: value
+        for key, value in (("weights", weights), ("kv", kv), ("tp", tp))
+        if value
     }
     if model is not None and (found is None or name is not None):
         changes["path"] = model

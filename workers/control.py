@@ -1,10 +1,13 @@
-"""Cancels that reach a worker at once, over its control channel."""
+"""What reaches a worker at once, over its control channel: cancels, and checks of
+adapters that are to be registered.
+"""
 
 from collections.abc import Callable
 from typing import Final
 
 import redis.asyncio
 
+from ..shared.adapters import CHECK
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from .jobs import JobTable, RunningJob
 
@@ -21,6 +24,7 @@ class Control:
         table: Jobs in hand.
         outage: Shared state of the connection.
         on_cancelled: Called with a job that somebody has cancelled.
+        on_check: Called with the id of a check that somebody waits for.
     """
 
     def __init__(
@@ -31,12 +35,14 @@ class Control:
         table: JobTable,
         outage: Outage,
         on_cancelled: Callable[[RunningJob], None],
+        on_check: Callable[[str], None] | None = None,
     ) -> None:
         self._client = client
         self._channel = channel
         self._table = table
         self._outage = outage
         self._on_cancelled = on_cancelled
+        self._on_check = on_check
 
     async def run(self) -> None:
         """Listens until it is cancelled."""
@@ -58,6 +64,11 @@ class Control:
                     self._handle(message["data"])
 
     def _handle(self, data: bytes) -> None:
-        job = self._table.get(data.decode(errors="replace"))
+        word = data.decode(errors="replace")
+        if word.startswith(CHECK):
+            if self._on_check is not None:
+                self._on_check(word.removeprefix(CHECK))
+            return
+        job = self._table.get(word)
         if job is not None and not job.closing:
             self._on_cancelled(job)

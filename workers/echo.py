@@ -2,7 +2,8 @@
 
 For trying and measuring the queue, the scheduler and the worker's shell. It takes the
 `bytes` tokenizer (a token is a byte) and, on request, a fixed time per step, so that
-streams last long enough to be watched, cut off or cancelled.
+streams last long enough to be watched, cut off or cancelled. With an adapter it says
+the adapter's name first.
 """
 
 import codecs
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ..shared.errors import ConfigError, InvalidRequest
-from ..shared.messages import FinishReason, JobClass, TokenLogprob
+from ..shared.messages import DEFAULT_VERSION, FinishReason, JobClass, TokenLogprob
 from ..shared.tokens import BYTES
 from ..shared.tokens_bytes import EOS_TOKEN_ID
 from .engine.request import (
@@ -33,6 +34,13 @@ _AT_ONCE_RUNNING: Final = 2048
 """Jobs in hand when a step takes no time: more would only lengthen one batch."""
 
 
+def weights_of(version: str) -> str:
+    """Names the weights that there would be: each version of a model has its own."""
+    if version == DEFAULT_VERSION:
+        return WEIGHTS_VERSION
+    return f"{WEIGHTS_VERSION}-{version}"
+
+
 class _Output:
     """One choice: a cycle through the prompt."""
 
@@ -41,7 +49,7 @@ class _Output:
         self.token_ids = list(emitted.token_ids)
         self.text = emitted.text
         self.finish_reason = emitted.finish_reason
-        self._prompt = request.token_ids
+        self._prompt = _answer_of(request)
         sampling = request.sampling
         self._limit = sampling.max_tokens
         self._cyclic = sampling.ignore_eos
@@ -85,6 +93,13 @@ class _Output:
             TokenLogprob(0.0, ((token_id, 0.0),) if shown else ())
             for token_id in token_ids
         )
+
+
+def _answer_of(request: EngineRequest) -> tuple[int, ...]:
+    if request.adapter is None:
+        return request.token_ids
+    name = request.adapter.partition("@")[0]
+    return (*f"{name}: ".encode(), *request.token_ids)
 
 
 def _bytes(token_ids: Sequence[int]) -> bytes:

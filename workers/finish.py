@@ -13,6 +13,7 @@ from ..shared.job_line import JOB_EVENT, job_line
 from ..shared.keys import bucket_of
 from ..shared.messages import (
     CANCELLED,
+    DEFAULT_VERSION,
     Delta,
     End,
     FinishReason,
@@ -55,6 +56,7 @@ class Recorder:
         group: This incarnation of the worker.
         model: Public name of the model.
         weights_version: What was computed with.
+        version: Of the model.
         table: The jobs in hand.
         clock: Redis time.
         buckets: Bounds of the length buckets, for the log line.
@@ -69,6 +71,7 @@ class Recorder:
         group: str,
         model: str,
         weights_version: str,
+        version: str = DEFAULT_VERSION,
         table: JobTable,
         clock: RedisClock,
         buckets: tuple[int, ...],
@@ -79,6 +82,7 @@ class Recorder:
         self._group = group
         self._model = model
         self._weights_version = weights_version
+        self._version = version
         self._table = table
         self._clock = clock
         self._buckets = buckets
@@ -163,6 +167,8 @@ class Recorder:
             timings=self._timings(job),
             error=ending.error,
             weights_version=self._weights_version,
+            version=self._version,
+            adapter=job.request.adapter,
         )
         end = End(
             state=state,

@@ -96,16 +96,17 @@ def _models(config: Config) -> Iterator[Finding]:
         if local.is_dir():
             yield Finding("info", name, f"directory {wanted}")
             yield from _calibration(model.name, local)
+            yield from _split(model.name, model.tp, local)
         elif local.is_file():
             yield Finding("info", name, f"file {wanted}")
         elif wanted in BUILTIN_MODELS:
-            yield from _builtin(model.name, wanted)
+            yield from _builtin(model.name, wanted, model.tp)
         else:
             message = f"'{wanted}' comes from the Hugging Face cache or hub"
             yield Finding("info", name, message)
 
 
-def _builtin(public: str, wanted: str) -> Iterator[Finding]:
+def _builtin(public: str, wanted: str, tp: int) -> Iterator[Finding]:
     from .engine.model.builtin import BUILTIN_MODELS, converted_directory, find_gguf
 
     model = BUILTIN_MODELS[wanted]
@@ -119,6 +120,23 @@ def _builtin(public: str, wanted: str) -> Iterator[Finding]:
     directory = converted_directory(model)
     if directory.is_dir():
         yield from _calibration(public, directory)
+        yield from _split(public, tp, directory)
+
+
+def _split(public: str, tp: int, directory: Path) -> Iterator[Finding]:
+    """Says over how many processes a model is to be split, and whether that works."""
+    from .rank_place import check_degree
+
+    if tp == 1:
+        return
+    try:
+        check_degree(directory, tp)
+    except TokenmillError as error:
+        cure = "set models.tp to a degree that works"
+        yield Finding("error", f"tp {public}", str(error), cure)
+    else:
+        text = f"each replica is split over {tp} processes"
+        yield Finding("info", f"tp {public}", text)
 
 
 def _calibration(public: str, directory: Path) -> Iterator[Finding]:

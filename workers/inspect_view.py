@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from .engine.model.sizes import precision_of
+from .tables import pairs, table, write_out
 
 if TYPE_CHECKING:
     from .engine.model.advice import Advice, Choice
 
 _MIB: Final = 1024 * 1024
-_NARROWEST: Final = 80
-_WIDEST: Final = 160
-"""Off a terminal, so that paths and reasons stay on their lines."""
 _SHOWN_LAYERS: Final = 8
 
 
@@ -28,45 +26,17 @@ def show(facts: Mapping[str, Any], advice: Advice | None) -> None:
         facts: From `describe`.
         advice: From `advise_for`.
     """
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else _WIDEST
-    console = Console(highlight=False, width=max(_NARROWEST, width))
-    with console.capture() as drawn:
-        for table in (_model(facts), _weights(facts), _kv(facts), _memory(facts)):
-            console.print(table)
-        if advice is not None:
-            _show_advice(console, advice)
-    lines = drawn.get().strip("\n").split("\n")
-    text = "\n".join(line.rstrip() for line in lines)  # columns are padded
-    sys.stdout.write(f"{text}\n")
+    write_out(_parts(facts, advice))
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
-    return table
-
-
-def _pairs(title: str, pairs: Iterator[tuple[str, str]]) -> Table:
-    table = _table(title)
-    table.show_header = False
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for pair in pairs:
-        table.add_row(*pair)
-    return table
+def _parts(facts: Mapping[str, Any], advice: Advice | None) -> Iterator[RenderableType]:
+    yield from (_model(facts), _weights(facts), _kv(facts), _memory(facts))
+    if advice is not None:
+        yield from _advice(advice)
 
 
 def _model(facts: Mapping[str, Any]) -> Table:
-    return _pairs("Model", _model_lines(facts))
+    return pairs("Model", _model_lines(facts))
 
 
 def _model_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -97,7 +67,7 @@ def _calibration_lines(calibration: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 
 def _weights(facts: Mapping[str, Any]) -> Table:
-    table = _table(
+    made = table(
         "Weights in memory, MiB", "precision", "linear", "head", "other", "all"
     )
     chosen = precision_of(facts["weights"])
@@ -109,13 +79,13 @@ def _weights(facts: Mapping[str, Any]) -> Table:
         if not parts["head"]:
             shares[1] = "is the embedding"
         mark = f"{name} *" if name == chosen else name
-        table.add_row(mark, *shares, _mib(total))
-    return table
+        made.add_row(mark, *shares, _mib(total))
+    return made
 
 
 def _kv(facts: Mapping[str, Any]) -> Table:
     typical = facts["typical_tokens"]
-    table = _table(
+    made = table(
         f"KV pool in blocks of {facts['block_size']} tokens",
         "precision",
         "B/token",
@@ -128,24 +98,24 @@ def _kv(facts: Mapping[str, Any]) -> Table:
     for kind, size in facts["kv_bytes_per_token"].items():
         pool = facts["kv"].get(kind)
         if pool is None:
-            table.add_row(f"({kind})", f"{size:,}")  # to compare with
+            made.add_row(f"({kind})", f"{size:,}")  # to compare with
             continue
         mark = f"{kind} *" if kind == facts["kv_kind"] else kind
         counts = ("blocks", "tokens", "sequences_of_max_context")
-        table.add_row(
+        made.add_row(
             mark,
             f"{size:,}",
             _mib(pool["bytes"]),
             *(f"{pool[key]:,}" for key in counts),
             f"{pool['sequences_of_typical_tokens']:,}",
         )
-    table.caption = "* as configured; x: sequences of that length that fit at once"
-    table.caption_justify = "left"
-    return table
+    made.caption = "* as configured; x: sequences of that length that fit at once"
+    made.caption_justify = "left"
+    return made
 
 
 def _memory(facts: Mapping[str, Any]) -> Table:
-    return _pairs("Memory for the pool", _memory_lines(facts["memory"]))
+    return pairs("Memory for the pool", _memory_lines(facts["memory"]))
 
 
 def _memory_lines(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -158,21 +128,19 @@ def _memory_lines(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "= pool", f"{_mib(memory['pool_room_bytes'])} MiB at most ({bound})"
 
 
-def _show_advice(console: Console, advice: Advice) -> None:
-    if advice.chosen is None:
-        console.print("\nAdvice: none", style="bold")
-    else:
-        console.print(f"\nAdvice: {_name(advice.chosen)}", style="bold")
+def _advice(advice: Advice) -> Iterator[RenderableType]:
+    name = "none" if advice.chosen is None else _name(advice.chosen)
+    yield Text(f"\nAdvice: {name}", style="bold")
     for reason in advice.reasons:
-        console.print(f"  {reason}")
+        yield Text(f"  {reason}")
     for warning in advice.warnings:
-        console.print(f"  warning: {warning}")
+        yield Text(f"  warning: {warning}")
     if advice.rejected:
-        table = _table("Rejected, the most precise first", "choice")
-        table.add_column("because", overflow="fold")
+        made = table("Rejected, the most precise first", "choice")
+        made.add_column("because", overflow="fold")
         for row in _rejected(advice):
-            table.add_row(*row)
-        console.print(table)
+            made.add_row(*row)
+        yield made
 
 
 def _rejected(advice: Advice) -> Iterator[tuple[str, str]]:

@@ -44,6 +44,7 @@ class Intake:
         take: Called with jobs that the engine is to run.
         end: Called with jobs that end at once: cancelled, invalid, or complete.
         lost: Called with an earlier epoch of a job that has now come again.
+        bring: Called with a job that needs an adapter before the engine can have it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Intake:
         take: Callable[[Sequence[tuple[RunningJob, EngineRequest]]], None],
         end: Callable[[Ending], None],
         lost: Callable[[RunningJob], None],
+        bring: Callable[[RunningJob, EngineRequest], None],
     ) -> None:
         self._client = client
         self._scripts = scripts
@@ -72,6 +74,7 @@ class Intake:
         self._take = take
         self._end = end
         self._lost = lost
+        self._bring = bring
         self._cursor = b"0"
         self._starting: list[StartItem] = []
         """Being started; repeated unchanged if the reply does not arrive."""
@@ -158,6 +161,10 @@ class Intake:
         )
         self._starting = []
         ready = [pair for one in started if (pair := self._accept(one)) is not None]
+        for job, request in ready:
+            if request.adapter is not None:
+                self._bring(job, request)
+        ready = [pair for pair in ready if pair[1].adapter is None]
         if ready:
             self._take(ready)
 

@@ -1,7 +1,7 @@
 """The jobs this worker holds: one mutable record each, owned by the event loop."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..shared.messages import Choice, FinishReason, JobRequest, TokenLogprob
 from ..shared.script_types import Started
@@ -71,6 +71,7 @@ class RunningJob:
         "expiry",
         "first_ms",
         "id",
+        "on_left",
         "opened",
         "progress",
         "prompt_tokens",
@@ -102,6 +103,8 @@ class RunningJob:
         self.closing = False
         """No further output of the engine is taken."""
         self.expiry: asyncio.TimerHandle | None = None
+        self.on_left: Callable[[], None] | None = None
+        """Called once the job has left this worker."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -171,6 +174,9 @@ class JobTable:
         if job.expiry is not None:
             job.expiry.cancel()
             job.expiry = None
+        if job.on_left is not None:
+            job.on_left()
+            job.on_left = None
 
     def get(self, job_id: str) -> RunningJob | None:
         """Returns the job, or None when it is not here."""

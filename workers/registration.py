@@ -11,10 +11,13 @@ import structlog
 from ..shared import keys as names
 from ..shared.clock import RedisClock
 from ..shared.keys import Keys
-from ..shared.messages import SCHEMA_VERSION, ModelCard, encode
+from ..shared.messages import DEFAULT_VERSION, SCHEMA_VERSION, ModelCard
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.script_types import EngineCounters, GroupInfo
 from ..shared.scripts import Scripts
+from ..shared.version_keys import cards_key, versions_key
+from ..shared.version_records import ROUTE
+from .adapters_loader import NONE, AdapterStats
 from .engine.request import Capacity
 from .jobs import JobTable, RunningJob
 from .token_rate import TokenRate
@@ -28,7 +31,7 @@ _SETTLING_S: Final = 0.5
 beats of a worker whose jobs come one by one."""
 
 
-def counters(room: Capacity) -> EngineCounters:
+def counters(room: Capacity, adapters: AdapterStats = NONE) -> EngineCounters:
     """Returns what an engine has counted, as it is announced and logged."""
     return EngineCounters(
         free_blocks=room.free_blocks,
@@ -45,7 +48,19 @@ def counters(room: Capacity) -> EngineCounters:
         prefix_tokens_asked=room.prefix_tokens_asked,
         prefix_tokens_hit=room.prefix_tokens_hit,
         out_of_memory=room.out_of_memory,
+        adapters=adapters.loaded,
+        adapter_loads=adapters.loads,
+        adapter_evictions=adapters.evictions,
     )
+
+
+def drained(room: Capacity, adapters: AdapterStats) -> dict[str, object]:
+    """Returns what is logged of an engine when its worker has drained."""
+    return {
+        **msgspec.structs.asdict(counters(room, adapters)),
+        "total_blocks": room.total_blocks,
+        "step_fit_ms": [round(part, 4) for part in room.step_fit_ms],
+    }
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +73,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The tokenizer, packed; None for the `bytes` tokenizer."""
     block_size: int
     batch_tokens: int
+    version: str = DEFAULT_VERSION
+    """Of the model."""
     serves: str = "any"
     """`any`, or the prompts that it is kept for: `short` or `long`."""
     kv_overcommit: float = 1.0
     """Announced KV blocks as a multiple of those there are."""
+    tp: int = 1
+    """Processes that the model is split over."""
 
 
 class Registration:
@@ -75,6 +94,7 @@ class Registration:
         lease_ms: Length of a lease; also how long the group outlives its last sign.
         table: Jobs whose leases are renewed.
         capacity: The engine's room at this moment.
+        adapters: What of adapters is in memory.
         output: Counts the tokens that come out of it.
         clock: Set by every reply.
         outage: Shared state of the connection.
@@ -92,6 +112,7 @@ class Registration:
         lease_ms: int,
         table: JobTable,
         capacity: Callable[[], Capacity],
+        adapters: Callable[[], AdapterStats] = lambda: NONE,
         output: TokenRate | None = None,
         clock: RedisClock,
         outage: Outage,
@@ -105,6 +126,7 @@ class Registration:
         self._lease_ms = lease_ms
         self._table = table
         self._capacity = capacity
+        self._adapters = adapters
         self._output = output or TokenRate()
         self._clock = clock
         self._outage = outage
@@ -127,19 +149,23 @@ class Registration:
         async with self._client.pipeline(transaction=False) as pipe:
             if spec.bundle is not None:
                 pipe.set(names.tokenizer_key(spec.card.tokenizer), spec.bundle)
-            pipe.hset(names.MODELS, mapping={spec.card.model: encode(spec.card)})
             pipe.sadd(names.SHARDS, self._keys.shard)
             await pipe.execute()
+        await self._scripts.publish_card(spec.version, spec.card)
 
     async def _cards_are_there(self) -> bool:
         """False after a flush, or a restart of Redis that lost them."""
         spec = self._spec
         async with self._client.pipeline(transaction=False) as pipe:
+            pipe.hexists(versions_key(spec.card.model), ROUTE)
+            pipe.hexists(cards_key(spec.card.model), spec.version)
             pipe.hexists(names.MODELS, spec.card.model)
             pipe.sismember(names.SHARDS, self._keys.shard)
             if spec.bundle is not None:
                 pipe.exists(names.tokenizer_key(spec.card.tokenizer))
-            return all(await pipe.execute())
+            routed, own, shown, *others = await pipe.execute()
+        # Where there is a route, producers may have nothing to do with this version.
+        return bool(own if routed else shown) and all(others)
 
     def _facts(self) -> GroupInfo:
         spec, room = self._spec, self._capacity()
@@ -153,11 +179,14 @@ class Registration:
             weights_version=spec.card.weights_version,
             step_fit_ms=room.step_fit_ms,
             serves=spec.serves,
+            version=spec.version,
+            tokenizer=spec.card.tokenizer,
+            tp=spec.tp,
             schema=SCHEMA_VERSION,
             state="draining" if self._draining else "ready",
             tokens_per_s=self._output.per_second(),
             output_tokens=self._output.total,
-            counters=counters(room),
+            counters=counters(room, self._adapters()),
         )
 
     def drain(self) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from ..shared.adapters import key_of
 from ..shared.decode import decode_request
 from ..shared.errors import InvalidRequest, ProtocolError
 from ..shared.messages import (
@@ -59,6 +60,7 @@ def engine_request(started: Started, request: JobRequest) -> EngineRequest:
         job_class=JobClass(started.job_class),
         priority=started.priority,
         cache_salt=started.tenant,
+        adapter=None if request.adapter is None else key_of(request.adapter),
         emitted=emitted_choices(started, request.sampling.n),
     )
 

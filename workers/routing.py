@@ -44,13 +44,17 @@ class Router:
     # --- in ------------------------------------------------------------------------
     def take(self, jobs: Sequence[tuple[RunningJob, EngineRequest]]) -> None:
         """Gives started jobs to the engine and watches their deadlines."""
-        loop = asyncio.get_running_loop()
         for job, _ in jobs:
-            deadline_ms = job.started.deadline_ms
-            if deadline_ms is not None:
-                left_s = (deadline_ms - self._clock.now_ms()) / 1000.0
-                job.expiry = loop.call_later(max(0.0, left_s), self._expire, job)
+            self.watch(job)
         self._thread.add([request for _, request in jobs])
+
+    def watch(self, job: RunningJob) -> None:
+        """Sees to it that a job ends at its deadline."""
+        deadline_ms = job.started.deadline_ms
+        if deadline_ms is not None and job.expiry is None:
+            left_s = (deadline_ms - self._clock.now_ms()) / 1000.0
+            loop = asyncio.get_running_loop()
+            job.expiry = loop.call_later(max(0.0, left_s), self._expire, job)
 
     # --- out -----------------------------------------------------------------------
     def deliver(self, reports: Sequence[Report]) -> None:

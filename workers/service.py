@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,9 @@ from ..shared.server_check import require_usable
 from .bridge import Worker
 from .herald import Herald
 from .loading import Loaded, OnTokenizer, load
+from .mps_watch import guarding, joined
+from .own_version import OwnVersion
+from .rank_watch import ending_with
 from .registration import WorkerSpec
 from .shown import EngineGauges
 
@@ -72,32 +75,68 @@ async def serve(
     group = os.environ.get(GROUP_VARIABLE) or f"w-{secrets.token_hex(8)}"
     structlog.contextvars.bind_contextvars(group=group)
     signals = _Signals()
-    client = connect(
+    keys = Keys(options.model.name, options.partition)
+    client = _client(options, config)
+    herald = Herald(client, keys)
+    try:
+        mps = await joined(config.mps)
+        loading = _in_thread(options, config, progress, herald.announce)
+        partitions = config.pool.partitions
+        version = OwnVersion(client, keys, options.model, partitions, group)
+        loaded = await _examined(client, version, loading)
+        worker = _worker(client, group, options, loaded, config)
+        async with ending_with(loaded.group, worker), guarding(mps, worker):
+            await preload(config)
+            settle()
+            signals.drains(worker)  # before jobs may come: a signal must hand them back
+            with translate():
+                await worker.announce()
+            await version.ready()
+            _say_ready(loaded)
+            ready(loaded, group)
+            return await _run(client, config, worker, group, loaded, version)
+    finally:
+        herald.close()
+        await client.aclose()
+
+
+async def _run(
+    client: "redis.asyncio.Redis",
+    config: Config,
+    worker: Worker,
+    group: str,
+    loaded: Loaded,
+    version: OwnVersion,
+) -> int:
+    """Serves, with its metrics shown and its version watched; returns the exit code."""
+    gauges = EngineGauges(loaded.card.model, lambda: worker.capacity, loaded.adapters)
+    async with (
+        shown(client, config, "worker", name=group, refresh=[gauges]),
+        version.watched(worker),
+    ):
+        return await worker.run()
+
+
+def _client(options: WorkOptions, config: Config) -> "redis.asyncio.Redis":
+    return connect(
         options.url,
         socket_timeout_s=config.redis.socket_timeout_s,
         max_connections=config.redis.max_connections,
     )
-    herald = Herald(client, Keys(options.model.name, options.partition))
-    try:
-        loading = asyncio.create_task(
-            _in_thread(options, config, progress, herald.announce)
-        )
-        await _reach(client)
-        loaded = await loading
-        worker = _worker(client, group, options, loaded, config)
-        await preload(config)
-        settle()
-        signals.drains(worker)  # before jobs may come: a signal must hand them back
-        with translate():
-            await worker.announce()
-        _say_ready(loaded)
-        ready(loaded, group)
-        gauges = EngineGauges(options.model.name, lambda: worker.capacity)
-        async with shown(client, config, "worker", name=group, refresh=[gauges]):
-            return await worker.run()
-    finally:
-        herald.close()
-        await client.aclose()
+
+
+async def _examined(
+    client: "redis.asyncio.Redis",
+    version: OwnVersion,
+    loading: Coroutine[object, object, Loaded],
+) -> Loaded:
+    """Loads while Redis is reached, then makes the checks of the version."""
+    task = asyncio.create_task(loading)
+    await _reach(client)
+    await version.begin()
+    loaded = await version.loaded(task)
+    await version.examine(loaded)
+    return loaded
 
 
 def _worker(
@@ -117,10 +156,13 @@ def _worker(
             bundle=loaded.bundle,
             block_size=loaded.block_size,
             batch_tokens=loaded.batch_tokens,
+            version=options.model.version,
             serves=config.worker.serves,
             kv_overcommit=config.worker.kv_overcommit,
+            tp=loaded.tp,
         ),
         config=config,
+        adapters=loaded.adapters,
     )
 
 
@@ -132,6 +174,7 @@ def _say_ready(loaded: Loaded) -> None:
         weights_version=loaded.card.weights_version,
         device=loaded.device,
         kernels=loaded.kernels,
+        tp=loaded.tp,
         max_context=loaded.card.max_context,
     )
 
@@ -163,6 +206,7 @@ async def _in_thread(
                 progress,
                 on_tokenizer,
                 options.profile,
+                config.log,
             )
         except BaseException as error:  # noqa: BLE001 - raised again on the loop
             loop.call_soon_threadsafe(settle, None, error)

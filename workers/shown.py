@@ -10,6 +10,7 @@ from ..shared.metrics import catalog
 from ..shared.metrics.instruments import Counter
 from ..shared.metrics.jobs import END_STATES
 from ..shared.metrics.labels import know, model_label
+from .adapters_loader import AdapterLoader
 from .engine.request import Capacity
 
 _STATM: Final = Path("/proc/self/statm")
@@ -21,12 +22,19 @@ class EngineGauges:
     Args:
         model: Public name.
         capacity: The engine's room and counters, a moment old.
+        adapters: What holds its adapters; None: it serves none.
     """
 
-    def __init__(self, model: str, capacity: Callable[[], Capacity]) -> None:
+    def __init__(
+        self,
+        model: str,
+        capacity: Callable[[], Capacity],
+        adapters: AdapterLoader | None = None,
+    ) -> None:
         know((model,))
         self._model = model_label(model)
         self._capacity = capacity
+        self._adapters = adapters
         for state in END_STATES:  # a counter that first shows at 1 has no rate until 2
             catalog.REQUESTS.add(self._model, state, by=0)
 
@@ -50,7 +58,17 @@ class EngineGauges:
         _rose(catalog.OVERRUNS, room.overruns, model)
         catalog.RUNNING.set(model, to=room.num_running)
         catalog.PREFILL_BACKLOG.set(model, to=room.prefill_backlog)
+        if self._adapters is not None:
+            _adapters(model, self._adapters)
         _memory(model)
+
+
+def _adapters(model: str, adapters: AdapterLoader) -> None:
+    stats = adapters.stats()
+    catalog.ADAPTERS.set(model, to=stats.loaded)
+    catalog.ADAPTER_BYTES.set(model, to=stats.bytes)
+    _rose(catalog.ADAPTER_LOADS, stats.loads, model)
+    _rose(catalog.ADAPTER_EVICTIONS, stats.evictions, model)
 
 
 def _rose(counter: Counter, value: float, *labels: str) -> None:

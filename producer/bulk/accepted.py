@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...shared.adapter_names import split_name
+from ...shared.adapters import AdapterCard, unknown_adapter
 from ...shared.bulk.messages import RunSpec
 from ...shared.errors import InvalidRequest
 from ...shared.messages import ModelCard, PoolCard, Prompt
@@ -21,6 +23,8 @@ class Accepted(msgspec.Struct, frozen=True):
     card: PoolCard
     models: Mapping[str, ModelCard | None]
     """Every model that is configured or was ever served."""
+    adapters: tuple[AdapterCard, ...] = ()
+    """Those that the run's tenant may use."""
 
     @property
     def max_text_bytes(self) -> int:
@@ -35,7 +39,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
     def max_context(self, model: str) -> int | None:
         """Returns most tokens of prompt and output, where a worker has told."""
-        card = self.models.get(model)
+        card = self.models.get(split_name(model)[0])
         return None if card is None else card.max_context
 
     def check_model(self, model: str) -> None:
@@ -73,15 +77,20 @@ class Accepted(msgspec.Struct, frozen=True):
         self.check_model(prompt.model)
         card = self.models.get(prompt.model)
         validate_prompt(prompt, card, self.card, self.max_text_bytes)
+        if prompt.adapter is not None:
+            known = {one.name for one in self.adapters if one.model == prompt.model}
+            if prompt.adapter not in known:
+                raise unknown_adapter(prompt.model, prompt.adapter, known)
 
 
-async def accepted_by(client: "Client") -> Accepted:
+async def accepted_by(client: "Client", tenant: str) -> Accepted:
     """Reads what a pool accepts.
 
     Args:
         client: An open client.
+        tenant: Of whom; adapters may be one's own.
     """
     session = client.session
     card = await session.patiently(session.view.pool)
     models = {info.name: info.card for info in await client.models()}
-    return Accepted(card, models)
+    return Accepted(card, models, tuple(await client.adapters(tenant=tenant)))

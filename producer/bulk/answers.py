@@ -7,7 +7,13 @@ import msgspec
 
 from ...shared.errors import InvalidRequest, kind_of
 from ...shared.messages import Choice, JobError, JobResult, Timings, Usage, encode
-from ..openai_answers import ChatCompletion, Completion, chat_answer, completion_answer
+from ..openai_answers import (
+    ChatCompletion,
+    Completion,
+    chat_answer,
+    completion_answer,
+    model_of,
+)
 from ..openai_form import Spell, param_of
 from .flow import Done, Settled
 from .requests import OPENAI
@@ -166,7 +172,7 @@ def _simple(settled: Settled) -> Answer:
         text=result.text,
         finish_reason=first.finish_reason.value if first else None,
         choices=result.choices if has_more else (),
-        model=result.model,
+        model=model_of(result),
         usage=result.usage,
         timings=result.timings,
         job=result.id,

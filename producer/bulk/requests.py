@@ -22,7 +22,7 @@ simple one, with the id as text or as a number."""
 
 _OPENAI_FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
 _SIMPLE_FIELDS: Final = frozenset({"id", "prompt", "messages", "options"})
-_OPTIONS: Final = frozenset({"model", "control_tokens"})
+_OPTIONS: Final = frozenset({"model", "adapter", "control_tokens"})
 """Of the simple form, besides those of sampling."""
 _IN_A_FILE: Final = "is not supported in a file; "
 _OF_THE_RUN: Final = dict.fromkeys(

@@ -153,7 +153,7 @@ async def _in_place(
         # Before anything is recorded: what this pool refuses is not begun.
         async with Client(work.reach.url, patience_s=work.reach.patience_s) as mill:
             await _cancel_replaced(mill, index)
-            accepted = await accepted_by(mill)
+            accepted = await accepted_by(mill, work.spec.tenant)
             if work.any_model and found is None:
                 work = _with_model(work, accepted.default_model)
             accepted.check_spec(work.spec)
@@ -250,7 +250,7 @@ async def retry_failed(output: str, reach: Reach, on_progress: OnProgress) -> En
             )
         # Else there is something to run: what failed, or what never came to its turn.
         async with Client(reach.url, patience_s=reach.patience_s) as mill:
-            accepted = await accepted_by(mill)
+            accepted = await accepted_by(mill, begun.spec.tenant)
             drive = Drive(mill, accepted, begun, reach.keep_ms, on_progress)
             report = await drive.to_its_end(place, index)
         return Ended(report=report, output=output)

@@ -56,7 +56,7 @@ class OneBatch:
         """Puts it together."""
         settings = owner.config.gateway
         bounds = InputBounds(stop, settings.max_batch_lines, settings.max_batch_bytes)
-        pool = await accepted_by(owner.client)
+        pool = await accepted_by(owner.client, record.tenant)
         reader = BatchReader(RequestReader(pool, DEFAULT_MODEL), record.endpoint)
         form = RequestForm(record.run)
         parts = Parts(store, record.name)

@@ -39,6 +39,8 @@ _STATUS: Final[Mapping[str, int]] = {
     "queue_full": 429,
     "deadline_unreachable": 422,
     "model_unavailable": 503,
+    "unknown_adapter": 404,
+    "adapter_unavailable": 503,
     "unknown_job": 404,
     "unknown_run": 404,
     "cancelled": 499,

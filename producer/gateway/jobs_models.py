@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from ...shared.messages import (
+    AdapterRef,
     Choice,
     JobError,
     JobResult,
@@ -30,6 +31,8 @@ class JobBody(QueueFields, frozen=True, kw_only=True, forbid_unknown_fields=True
     messages: tuple[Message, ...] | None = None
     model: str | None = None
     """None is the pool's only model, or the default one."""
+    adapter: str | None = None
+    """A LoRA adapter of the model; the model `m:a` means the same."""
     sampling: Sampling = Sampling()
     control_tokens: Literal["refuse", "as_text", "allow"] = "refuse"
     """What to do where the text spells a control token."""
@@ -40,6 +43,8 @@ class JobBody(QueueFields, frozen=True, kw_only=True, forbid_unknown_fields=True
     """With a time zone, by the clock of Redis; instead of `delay_s`."""
     refuse_late: bool = False
     """Refuse it now when it cannot meet its deadline."""
+    version: str | None = None
+    """Only this version of the model may run it."""
     wait_for_worker: bool = False
     """Queue it even if no worker serves the model now."""
 
@@ -50,6 +55,10 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """Of the first choice."""
     choices: tuple[Choice, ...]
+    adapter: AdapterRef | None = None
+    """What the model ran with."""
+    version: str | None = None
+    """Of the model."""
     weights_version: str | None = None
 
 
@@ -65,6 +74,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     job_class: str
     tenant: str
     priority: int
+    version: str | None
+    """Of the model, that serves or served it; null before its first token."""
+    pinned_version: str | None
+    """The only one that may run it."""
     prompt_tokens: int
     """An estimate until it is dispatched."""
     max_tokens: int
@@ -90,12 +103,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, info: JobInfo, result: JobResult | None = None) -> "JobView":
         """Shows a job's record, and its result where it has ended."""
         names = set(cls.__struct_fields__) & set(JobInfo.__struct_fields__)
-        shared = {name: getattr(info, name) for name in names - {"seed"}}
+        shared = {name: getattr(info, name) for name in names - {"seed", "version"}}
+        served = result.version if result else None
         problem = info.problem or (info.last_error if result is None else None)
         error = None if problem is None else JobError("last_error", problem)
         return cls(
             **shared,
             seed=str(info.seed),
+            version=served or info.version,
             usage=result.usage if result else None,
             timings=result.timings if result else None,
             output=_output(result),
@@ -138,6 +153,8 @@ def _output(result: JobResult | None) -> JobOutput | None:
     return JobOutput(
         text=result.text,
         choices=result.choices,
+        adapter=result.adapter,
+        version=result.version,
         weights_version=result.weights_version,
     )
 

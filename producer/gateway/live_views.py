@@ -182,7 +182,7 @@ async def view_of(
     sees_all = tenant is None
     return LiveView(
         at_ms=pool.at_ms,
-        buckets=(*map(str, card.buckets), BEYOND),
+        buckets=(*map(str, card.all_buckets()), BEYOND),
         queues=pool.queues,
         waiting_jobs=pool.waiting_jobs,
         waiting_tokens=pool.waiting_tokens,

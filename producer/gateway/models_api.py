@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from fastapi import APIRouter, Depends
 
+from ...shared.adapter_names import full_name, split_name
+from ...shared.adapters import AdapterCard
 from ...shared.api_keys import Scope
 from ..info import ModelInfo
 from .auth import Caller, require
@@ -29,6 +31,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of prompt and output; null until a worker has said."""
     has_chat_template: bool | None
     weights_version: str | None
+    parent: str | None = None
+    """Of an adapter: its base model."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,27 +44,41 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("", responses=answers(ModelList))
 async def list_models(
-    _caller: Annotated[Caller, Depends(require(Scope.INFERENCE))],
+    caller: Annotated[Caller, Depends(require(Scope.INFERENCE))],
     owner: Annotated[Gateway, Depends(gateway)],
 ) -> StructResponse:
-    """Lists the models that are configured or were ever served, by name."""
-    found = await owner.client.models()
-    return StructResponse(ModelList(data=[_shown(info) for info in found]))
+    """Lists the models that are configured or were ever served, by name.
+
+    Each is followed by those of its adapters that the caller's jobs may use.
+    """
+    data: list[Model] = []
+    for info in await owner.client.models():
+        data.append(_shown(info))
+        cards = await owner.client.adapters(info.name, tenant=caller.tenant)
+        data += [_adapted(info, card) for card in cards]
+    return StructResponse(ModelList(data=data))
 
 
 @router.get("/{model:path}", responses=answers(Model, 404))
 async def retrieve_model(
     model: str,
-    _caller: Annotated[Caller, Depends(require(Scope.INFERENCE))],
+    caller: Annotated[Caller, Depends(require(Scope.INFERENCE))],
     owner: Annotated[Gateway, Depends(gateway)],
 ) -> StructResponse:
     """Shows one model; its name may hold slashes."""
+    base, adapter = split_name(model)
     for info in await owner.client.models():
-        if info.name == model:
+        if info.name != base:
+            continue
+        if adapter is None:
             return StructResponse(_shown(info))
+        for card in await owner.client.adapters(base, tenant=caller.tenant):
+            if card.name == adapter:
+                return StructResponse(_adapted(info, card))
     raise ApiError(
         404,
-        f"the model '{model[:96]}' is not known to this pool; GET /v1/models lists all",
+        f"the model '{model[:161]}' is not known to this pool; GET /v1/models lists "
+        "all",
         code="model_not_found",
         param="model",
     )
@@ -74,4 +92,14 @@ def _shown(info: ModelInfo) -> Model:
         max_context=card.max_context if card else None,
         has_chat_template=card.has_chat_template if card else None,
         weights_version=card.weights_version if card else None,
+    )
+
+
+def _adapted(info: ModelInfo, card: AdapterCard) -> Model:
+    base = _shown(info)
+    return msgspec.structs.replace(
+        base,
+        id=full_name(info.name, card.name),
+        created=card.added_ms // 1000,
+        parent=info.name,
     )

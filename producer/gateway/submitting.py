@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import Request
 
+from ...shared.adapter_names import split_name
 from ...shared.errors import InvalidBatch, InvalidRequest, TokenmillError
 from ...shared.messages import ModelCard, Prompt
 from ..job import Job
@@ -36,7 +37,7 @@ async def submit(request: Request, owner: "Gateway", body: Body) -> Running:
     if owner.draining.is_set():
         raise going_down()
     options = options_of(request, body)
-    card = await owner.client.model_card(body.model)
+    card = await owner.client.model_card(split_name(body.model)[0])
     spell = await _spell(owner, body, card)
     prompts = prompts_of(body, card.max_context if card else None)
     queued = [options.apply(one, index) for index, one in enumerate(prompts)]

@@ -109,6 +109,8 @@ def _group(group: GroupStatus, bar: int, *, utf8: bool) -> list[Cell]:
     used = 100 * group.used_blocks / group.pool_blocks if group.pool_blocks else 0
     hits = group.prefix_hit_rate
     state = group.state if group.serves == "any" else f"{group.state} {group.serves}"
+    if group.tp > 1:
+        state += f" tp{group.tp}"
     return [
         group.group[:18],
         group.model,

@@ -12,6 +12,7 @@ import msgspec
 import redis.asyncio
 import structlog
 
+from ...shared.adapters_resolve import AdapterResolver
 from ...shared.bulk.messages import Document
 from ...shared.bulk.writes import RunWrites
 from ...shared.clock import redis_ms
@@ -51,6 +52,7 @@ class BulkPool:
     def __init__(self, client: "redis.asyncio.Redis", config: Config) -> None:
         self.client = client
         self.config = config
+        self.adapters = AdapterResolver(client)
         self.busy: set[str] = set()
         """Runs that a task of this process is at."""
         self.announced: set[str] = set()

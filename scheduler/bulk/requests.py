@@ -132,7 +132,8 @@ class Requests:
             place = Place(self._writes.keys.run, seq, standing.generation)
             try:
                 card = await self._pool.card(prompt.model)
-                made = new_job(prompt, card, settings, place.unique)
+                adapter = await self._pool.adapters.ref(prompt)
+                made = new_job(prompt, card, settings, place.unique, adapter)
             except REDIS_ERRORS:
                 raise
             except Exception as error:  # noqa: BLE001 - any fault is this item's alone

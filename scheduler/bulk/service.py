@@ -22,6 +22,7 @@ from arq.cron import CronJob
 from arq.worker import Function, Retry
 
 from ...shared.bulk.keys import ALIVE, BELL, DIRTY, QUEUE, RUN_ID
+from ...shared.keys import Keys
 from ...shared.script_runner import text
 from ..arq_running import QuietWorker, wake
 from ..events import PAUSE_S, DoneReader, Handler
@@ -173,14 +174,21 @@ class Teller:
         pool: The process's view of the pool.
         arq_pool: arq's connection.
         handlers: Further handlers of terminal events.
+        takes_all: See `DoneReader`.
     """
 
     def __init__(
-        self, pool: BulkPool, arq_pool: "arq.ArqRedis", handlers: Sequence[Handler] = ()
+        self,
+        pool: BulkPool,
+        arq_pool: "arq.ArqRedis",
+        handlers: Sequence[Handler] = (),
+        takes_all: Callable[[Keys], bool] = lambda _keys: False,
     ) -> None:
         self._pool = pool
         self._arq = arq_pool
-        self._reader = DoneReader(pool.client, (on_done(pool), *handlers), bell=BELL)
+        self._reader = DoneReader(
+            pool.client, (on_done(pool), *handlers), bell=BELL, takes_all=takes_all
+        )
         self._said_at = -ALIVE_EVERY_S
 
     async def run(self) -> None:

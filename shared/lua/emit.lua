@@ -18,7 +18,7 @@ local FIELDS = {
   unpack(CREDIT_FIELDS),
 }
 local group, replies, jobs = ARGV[1], {}, {}
-local credit, wrote, weights = new_credit(), false, nil
+local credit, wrote, mine = new_credit(), false, nil
 
 -- Which choice a delta is of. Only jobs with several are looked into.
 local function choice_of(job, delta)
@@ -31,7 +31,8 @@ local function choice_of(job, delta)
 end
 
 -- A choice's first delta of an epoch: its prompt is computed, so that its part of the
--- prefill credit comes back; at the first of all, the weights are pinned.
+-- prefill credit comes back; at the first of all, the weights are pinned. Which version
+-- of the model serves it is written for people to see.
 local function first_delta(key, job, delta)
   local choice = choice_of(job, delta)
   if string.find(job.prefilled, ',' .. choice .. ',', 1, true) then
@@ -47,13 +48,13 @@ local function first_delta(key, job, delta)
   if job.first_ms == '' then
     job.first_ms = string.format('%.0f', now_ms())
   end
+  mine = mine or redis.pcall('HMGET', KEYS[1], 'weights_version', 'version')
   if job.weights == '' then
-    weights = weights or redis.call('HGET', KEYS[1], 'weights_version') or ''
-    job.weights = weights
+    job.weights = mine[1] or ''
   end
   redis.call(
     'HSET', key, 'credit_tokens_back', job.credit_tokens_back, 'first_ms', job.first_ms,
-    'weights', job.weights, 'prefilled', job.prefilled,
+    'weights', job.weights, 'served', mine[2] or '', 'prefilled', job.prefilled,
     'cost_tokens', string.format('%.0f', job.cost_tokens)
   )
 end

@@ -37,6 +37,8 @@
 --       idempotency_key  1 to 200 printable ASCII characters without blanks; none
 --       refuse_late      true: refuse the job if it cannot meet its deadline; false
 --       webhook          http(s) address that is told of the end; none
+--       version          the only version of the model that is to run it, 1 to 32
+--                        letters, digits and . _ + -; none
 --       v                lowest schema version whose readers understand the job; 1
 -- Returns four for each job: status, job id, ms (or ''), detail (or '').
 --      queued     recorded
@@ -133,6 +135,7 @@ local function record(job, k, payload, entry)
   add('idem', job.idem, '')
   add('priority', job.priority, 0)
   add('webhook', job.webhook, '')
+  add('version', job.version, '')
   add('v', job.v, 1)
   redis.call('HSET', KEYS[k + 1], unpack(fields))
   redis.call('SET', KEYS[k + 2], payload)

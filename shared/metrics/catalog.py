@@ -215,6 +215,21 @@ PREFILL_BACKLOG: Final = Gauge(
     "model",
     kinds=WORKER,
 )
+ADAPTERS: Final = Gauge(
+    "tokenmill_adapters_loaded", "Adapters in memory.", "model", kinds=WORKER
+)
+ADAPTER_BYTES: Final = Gauge(
+    "tokenmill_adapters_bytes", "Memory that adapters take.", "model", kinds=WORKER
+)
+ADAPTER_LOADS: Final = Counter(
+    "tokenmill_adapter_loads", "Adapters read into memory.", "model", kinds=WORKER
+)
+ADAPTER_EVICTIONS: Final = Counter(
+    "tokenmill_adapter_evictions",
+    "Adapters that left memory to make room for others.",
+    "model",
+    kinds=WORKER,
+)
 JOBS_LOST: Final = Counter(
     "tokenmill_worker_jobs_lost",
     "Jobs that this worker had to drop, since others own them by now.",

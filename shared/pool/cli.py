@@ -137,4 +137,6 @@ def _shown(value: object) -> str:
         return "-"
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in value.items()) or "-"
     return str(value)

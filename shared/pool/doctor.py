@@ -22,6 +22,7 @@ from ..messages import PoolCard
 from ..redis import Finding, connect, redact_url
 from ..server_check import check_server
 from ..timeouts import AFFECTED
+from .adapter_check import examine_adapters
 from .bulk_checks import examine_bulk, room_beside_bulk
 from .checks import registered_checks
 from .embedded import find_server
@@ -175,6 +176,8 @@ async def _pool(client: redis.asyncio.Redis, config: Config) -> list[Finding]:
             await workers_of(client, model, cards, shards)
             for model in _expected_models(card, config)
         ]
+        models = {*cards, *_expected_models(card, config)}
+        findings += await if_visible("adapters", examine_adapters(client, models))
         findings.append(await examine_storage(card, config))
         findings += await examine_accounts(client, card, config, shards)
         findings += await examine_processes(client, config)

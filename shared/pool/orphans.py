@@ -1,4 +1,4 @@
-"""No process outlives the pool's supervisor, even one that is killed."""
+"""No process outlives the one that started it, even one that is killed."""
 
 import ctypes
 import os
@@ -37,3 +37,21 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return before_exec
+
+
+def end_with(parent: int, number: signal.Signals) -> bool:
+    """Has this process end with its parent, without a hand in the parent's fork.
+
+    The kernel sends the signal when the *thread* is gone that started this process, so
+    a parent starts such children from one that lives as long as they may.
+
+    Args:
+        parent: Its process id, as the parent knows it.
+        number: The signal.
+
+    Returns:
+        Whether the parent is there; where it is not, nothing will be sent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    return os.getppid() == parent

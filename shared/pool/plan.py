@@ -3,24 +3,30 @@
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ..config import Config
+from ..config import Config, ModelConfig
 from ..errors import ConfigError
+from ..placing import Slot, slots_of
+from .placement import Placement
 from .processes import ChildSpec
 
 GROUP_VARIABLE: Final = "TOKENMILL_PROC_GROUP"
 """Names a worker's incarnation, so that its leases can be forfeited when it dies."""
+SUPERVISED_VARIABLE: Final = "TOKENMILL_PROC_SUPERVISED"
+"""Tells a worker that we decide which versions run, and count how often they fail."""
 ALLOCATOR_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
 GATEWAY: Final = "gateway"
 """Name of the child that speaks HTTP."""
 _DRAIN_MARGIN_S: Final = 8.0
 """On top of `worker.drain_s` or `gateway.drain_s`: handing back, leaving, and a slow
 machine."""
+_MPS_GRACE_S: Final = 20.0
+"""Servers end when their last clients have, and the daemon after them."""
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +57,8 @@ def plan_children(
         console: Whether a person reads the children's logs.
 
     Raises:
-        ConfigError: A model has fewer replicas than there are partitions.
+        ConfigError: A model has fewer replicas than there are partitions, or cannot be
+            placed on this host.
     """
     common = _environment(options, config, url, console=console)
     fixed = _same(common)
@@ -71,29 +78,84 @@ def plan_children(
             )
         )
     if options.with_gateway:
-        port = options.gateway_port
-        given = () if port is None else ("--port", str(port))
-        children.append(
-            ChildSpec(
-                name=GATEWAY,
-                command=_command("gateway", *given),
-                env=fixed,
-                essential=False,
-                grace_s=(
-                    config.gateway.unready_s + config.gateway.drain_s + _DRAIN_MARGIN_S
-                ),
-            )
-        )
+        children.append(_gateway(options, config, common))
     if options.with_workers:
-        children += _workers(options, config, common)
+        placement = Placement(config)
+        placement.say()
+        children += _mps(placement, common)
+        children += plan_workers(
+            options, config, url, console=console, placement=placement
+        )
     return children
 
 
-def _workers(
+def _gateway(
     options: PoolOptions, config: Config, common: Mapping[str, str]
+) -> ChildSpec:
+    port, times = options.gateway_port, config.gateway
+    given = () if port is None else ("--port", str(port))
+    return ChildSpec(
+        name=GATEWAY,
+        command=_command("gateway", *given),
+        env=_same(common),
+        essential=False,
+        grace_s=times.unready_s + times.drain_s + _DRAIN_MARGIN_S,
+    )
+
+
+def plan_workers(
+    options: PoolOptions,
+    config: Config,
+    url: str,
+    *,
+    console: bool,
+    models: Sequence[ModelConfig] | None = None,
+    placement: Placement | None = None,
+    prefix: str = "worker",
+    extra: Sequence[str] = (),
 ) -> list[ChildSpec]:
+    """Returns the worker processes of some models, one for each replica.
+
+    Args:
+        options: What was asked for.
+        config: Settings in force.
+        url: Redis, for the children.
+        console: Whether a person reads the children's logs.
+        models: Whose; None takes those of the settings. Others have no cores of their
+            own, and know no model but themselves.
+        placement: Where the workers of the settings run; None finds it out.
+        prefix: Of the children's names, which end in `-0`, `-1`...
+        extra: Further options of `tokenmill work`.
+
+    Raises:
+        ConfigError: A model has fewer replicas than there are partitions, or cannot be
+            placed on this host.
+    """
+    placement = placement or Placement(config)
+    whose = config.models if models is None else tuple(models)
+    slots = slots_of(whose)
+    if models is not None:
+        config = msgspec.structs.replace(config, models=whose)
+        # Cores are shared out among the workers of the settings alone.
+        slots = [msgspec.structs.replace(slot, index=-1) for slot in slots]
+    common = _environment(options, config, url, console=console)
+    served = [model for model in whose for _ in range(model.replicas)]
+    _check_partitions(config)
+    return [
+        ChildSpec(
+            name=f"{prefix}-{number}",
+            command=(*_work(options, config, model, slot), *extra),
+            env=_own_group(
+                {**common, **_gpu_memory(), **placement.environment(slot, model.name)}
+            ),
+            grace_s=config.worker.drain_s + _DRAIN_MARGIN_S,
+        )
+        for number, (model, slot) in enumerate(zip(served, slots, strict=True))
+    ]
+
+
+def _check_partitions(config: Config) -> None:
     partitions = config.pool.partitions
-    specs: list[ChildSpec] = []
     for index, model in enumerate(config.models):
         if 0 < model.replicas < partitions:
             raise ConfigError(
@@ -101,21 +163,42 @@ def _workers(
                 f"value {model.replicas}; expected at least pool.partitions "
                 f"({partitions}), since each worker serves one partition",
             )
-        for replica in range(model.replicas):
-            command = _command("work", "--name", model.name, "--engine", options.engine)
-            if options.profile is not None:
-                command += ("--profile", str(options.profile.absolute()))
-            if model.serves:
-                command += ("--serves", model.serves[replica])
-            specs.append(
-                ChildSpec(
-                    name=f"worker-{len(specs)}",
-                    command=(*command, "--partition", str(replica % partitions)),
-                    env=_own_group({**common, **_gpu_memory()}),
-                    grace_s=config.worker.drain_s + _DRAIN_MARGIN_S,
-                )
-            )
-    return specs
+
+
+def _work(
+    options: PoolOptions, config: Config, model: ModelConfig, slot: Slot
+) -> tuple[str, ...]:
+    command = _command("work", "--name", model.name, "--engine", options.engine)
+    if options.profile is not None:
+        command += ("--profile", str(options.profile.absolute()))
+    if model.serves:
+        command += ("--serves", model.serves[slot.replica])
+    if slot.devices:
+        # Without it a device that cannot be used would be replaced by the processor.
+        command += ("--device", "cuda")
+    partition = slot.replica % config.pool.partitions
+    return (*command, "--partition", str(partition))
+
+
+def _mps(placement: Placement, common: Mapping[str, str]) -> list[ChildSpec]:
+    """One process for each set of devices that workers share and whose daemon is ours.
+
+    It is not essential: workers that MPS was promised to say themselves what they lack.
+    """
+    return [
+        ChildSpec(
+            name=f"mps-{one.name.replace(',', '-')}",
+            command=_command(
+                *("mps", "run", "--devices", one.name),
+                *("--pipes", str(one.pipes), "--logs", str(one.logs)),
+            ),
+            env=_same(common),
+            essential=False,
+            grace_s=_MPS_GRACE_S,
+        )
+        for one in placement.sets
+        if one.is_ours
+    ]
 
 
 def _command(*arguments: str) -> tuple[str, ...]:
@@ -154,7 +237,11 @@ def _same(environment: Mapping[str, str]) -> Callable[[], Mapping[str, str]]:
 
 def _own_group(common: Mapping[str, str]) -> Callable[[], Mapping[str, str]]:
     """A fresh group at each start: a group is one incarnation."""
-    return lambda: {**common, GROUP_VARIABLE: f"w-{os.getpid()}-{secrets.token_hex(8)}"}
+    return lambda: {
+        **common,
+        GROUP_VARIABLE: f"w-{os.getpid()}-{secrets.token_hex(8)}",
+        SUPERVISED_VARIABLE: "1",
+    }
 
 
 def partition_of_worker(spec: ChildSpec) -> int:

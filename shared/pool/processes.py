@@ -19,6 +19,8 @@ EXIT_CONFIG: Final = 2
 """A child that ends so was started wrongly: again would be the same."""
 EXIT_MODEL: Final = 14
 """The model cannot be loaded: tried again a few times, then given up."""
+EXIT_HEALTH: Final = 20
+"""A version did not pass its health set: again would be the same."""
 EXIT_NOT_STARTED: Final = 71
 """EX_OSERR: the system would not start a process, for lack of memory or of ids."""
 _MODEL_TRIES: Final = 3
@@ -53,6 +55,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the pool cannot work without it."""
     grace_s: float = 5.0
     """How long it may take to end when asked."""
+    tries: int | None = None
+    """Starts that may end before it was ever seen to do its work; None: any number."""
 
 
 class Child:
@@ -84,6 +88,9 @@ class Child:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
+        self._ending = False
+        self._worked = False
+        self._waiting = asyncio.Event()
         self._wait_s = _FIRST_WAIT_S
         self._model_failures = 0
         self._began = 0.0
@@ -106,15 +113,26 @@ class Child:
     def confirm(self) -> None:
         """Notes that the child was seen to do its work."""
         if self.state is ChildState.STARTING:
+            self._worked = True
             self._change(ChildState.RUNNING)
+
+    def let_end(self) -> None:
+        """Does not start it again when it has ended; it is not asked to."""
+        self._ending = True
+        self._waiting.set()
+
+    def keep(self) -> None:
+        """Takes `let_end` back, where it has not ended yet."""
+        self._ending = False
+        self._waiting.clear()
 
     async def run(self) -> None:
         """Keeps the process running until it is stopped or fails for good."""
         while True:
             self._began = time.monotonic()
             await self._run_once()
-            if self._stopping:
-                break  # set by `stop` while the process ran
+            if self._stopping or self._ending:
+                break  # set while the process ran
             if self._is_final():
                 self._change(ChildState.FAILED)
                 return
@@ -124,7 +142,11 @@ class Child:
             self.retry_in_s = self._wait_s * random.uniform(0.7, 1.0)  # noqa: S311
             self._wait_s = min(_LONGEST_WAIT_S, self._wait_s * 2)
             self._change(ChildState.WAITING)
-            await asyncio.sleep(self.retry_in_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.retry_in_s):
+                    await self._waiting.wait()
+            if self._waiting.is_set():
+                break
             self.restarts += 1
         self._change(ChildState.STOPPED)
 
@@ -161,7 +183,13 @@ class Child:
             self._model_failures += 1
         else:
             self._model_failures = 0
-        return self.exit_code == EXIT_CONFIG or self._model_failures >= _MODEL_TRIES
+        tries = self.spec.tries
+        if tries is not None and not self._worked and self.restarts + 1 >= tries:
+            return True
+        return (
+            self.exit_code in (EXIT_CONFIG, EXIT_HEALTH)
+            or self._model_failures >= _MODEL_TRIES
+        )
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
         """Asks the process to end, then makes it.
@@ -209,8 +237,25 @@ class Supervisor:
     def start(self) -> None:
         """Starts all children."""
         for child in self.children:
-            name = child.spec.name
-            self._tasks[name] = asyncio.create_task(child.run(), name=name)
+            self._run(child)
+
+    def _run(self, child: Child) -> None:
+        name = child.spec.name
+        self._tasks[name] = asyncio.create_task(child.run(), name=name)
+
+    def add(self, child: Child) -> None:
+        """Starts one more; no other may have its name."""
+        self.children.append(child)
+        self._run(child)
+
+    async def remove(self, children: Sequence[Child]) -> None:
+        """Stops some and forgets them."""
+        names = [child.spec.name for child in children]
+        await self.stop(names)
+        # In place: others hold this list too.
+        self.children[:] = [one for one in self.children if one.spec.name not in names]
+        for name in names:
+            self._tasks.pop(name, None)
 
     def tasks(self) -> list["asyncio.Task[None]"]:
         """The tasks that keep the children running."""

@@ -13,6 +13,7 @@ from ..keys import Keys
 from ..messages import FIRST_VERSION
 from ..redis import Finding
 from ..script_types import GroupInfo
+from .version_checks import examine_versions, find_stranded
 
 SAMPLE_LANES: Final = 16
 SAMPLE_ENTRIES: Final = 64
@@ -44,6 +45,8 @@ async def examine_queue(
         load, limits, num_dead, newest, schema = await pipe.execute()
     found = [_limits(keys, load, limits), _dead(keys, num_dead, newest)]
     found += _suspects(keys, waiting, groups, isolate_after_losses)
+    stranded = await find_stranded(client, keys, list(waiting), groups)
+    found += await examine_versions(client, keys, groups, stranded)
     versions = await _versions(client, keys, waiting)
     found += _schemas(keys, versions, int(schema or 0), groups)
     return found

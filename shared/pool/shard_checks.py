@@ -5,6 +5,7 @@ there is room for them.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import redis.asyncio
@@ -16,9 +17,12 @@ from ..redis import Finding
 from ..script_types import EngineCounters, GroupInfo
 from ..scripts import Scripts
 from .queue_checks import examine_queue
+from .version_checks import find_stranded
 
 STILL_MS: Final = 10_000
 """Jobs that have waited this long with room for them should have been dispatched."""
+_LOOKED_AT: Final = 64
+"""Entries of a stream among which the oldest is looked for."""
 _WATCH_S: Final = 1.0
 """How long is looked whether anything is dispatched after all."""
 
@@ -96,7 +100,8 @@ def findings_of(info: GroupInfo) -> list[Finding]:
     counted = info.counters
     if counted is None:
         return [Finding("info", f"engine {info.group}", "says nothing of itself")]
-    return [_load(info, counted), _steps(info, counted), _memory(info, counted)]
+    found = [_load(info, counted), _steps(info, counted), _memory(info, counted)]
+    return [*found, *([_adapters(info, counted)] if counted.adapter_loads else [])]
 
 
 def _load(info: GroupInfo, counted: EngineCounters) -> Finding:
@@ -108,6 +113,8 @@ def _load(info: GroupInfo, counted: EngineCounters) -> Finding:
     )
     if info.serves != "any":
         text += f"; serves {info.serves} prompts first"
+    if info.tp > 1:
+        text += f"; split over {info.tp} processes (tp)"
     if not counted.overruns:
         return Finding("info", f"engine {info.group}", text)
     return Finding(
@@ -117,6 +124,14 @@ def _load(info: GroupInfo, counted: EngineCounters) -> Finding:
         "restart the worker, which settles its accounts with the scheduler; if they "
         "come again, have all schedulers and workers of one version",
     )
+
+
+def _adapters(info: GroupInfo, counted: EngineCounters) -> Finding:
+    text = (
+        f"{counted.adapters} in memory; {counted.adapter_loads} loaded, "
+        f"{counted.adapter_evictions} of them evicted for others"
+    )
+    return Finding("info", f"adapters {info.group}", text)
 
 
 def _steps(info: GroupInfo, counted: EngineCounters) -> Finding:
@@ -160,7 +175,7 @@ async def _standing_still(
     roomy = [group for group in groups if _has_room(group)]
     if not roomy:
         return None
-    waited_ms = await _longest_wait_ms(client, keys)
+    waited_ms = await _longest_wait_ms(client, keys, groups)
     if waited_ms is None or waited_ms < STILL_MS:
         return None
     before = await _dispatched_tokens(client, keys)
@@ -183,15 +198,23 @@ def _has_room(info: GroupInfo) -> bool:
     return info.state == "ready" and room > 0
 
 
-async def _longest_wait_ms(client: redis.asyncio.Redis, keys: Keys) -> int | None:
-    """Age of the oldest entry of all lanes, or None where nothing waits."""
+async def _longest_wait_ms(
+    client: redis.asyncio.Redis, keys: Keys, groups: Sequence[GroupInfo]
+) -> int | None:
+    """Age of the oldest entry of all lanes, or None where nothing waits.
+
+    What waits for a version without a worker rightly stands still.
+    """
     oldest = await client.zrange(keys.lanes, 0, 0)
     streams = [f"{keys.prefix}q:{lane.decode()}" for lane in oldest]
-    times: list[int] = []
+    since: dict[str, int] = {}
     for stream in (*streams, keys.resume):
-        for entry_id, _ in await client.xrange(stream, count=1):
-            times.append(int(entry_id.partition(b"-")[0]))
-    return await redis_ms(client) - min(times) if times else None
+        for entry_id, fields in await client.xrange(stream, count=_LOOKED_AT):
+            name = fields.get(b"id", b"").decode(errors="replace")
+            since.setdefault(name, int(entry_id.partition(b"-")[0]))
+    for job in await find_stranded(client, keys, list(since), groups):
+        since.pop(job.job_id)
+    return await redis_ms(client) - min(since.values()) if since else None
 
 
 async def _dispatched_tokens(client: redis.asyncio.Redis, keys: Keys) -> bytes:

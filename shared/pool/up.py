@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import redis.asyncio
-from redis.exceptions import BusyLoadingError
 
 from ..config import Config
 from ..connection import FILE_NAME, ConnectionFile, state_dir, write_connection
 from ..errors import RedisUnavailable, RedisUnsuitable
-from ..keys import POOL
-from ..messages import encode
 from ..metrics.targets import FILE_NAME as TARGETS
 from ..metrics.targets import keep_targets
-from ..pool_card import pool_card
-from ..redis import connect, redact_url, translate
+from ..redis import connect, redact_url
 from ..server_check import check_server
 from .embedded import EmbeddedRedis
 from .lines import line, passed_on, process_line
@@ -27,10 +23,11 @@ from .lock import StateLock
 from .output import Output
 from .plan import GATEWAY, PoolOptions, plan_children
 from .processes import Child, ChildState, Supervisor
+from .published import publish_card
 from .reserved_port import settled_port
-from .watching import Forfeiter, Watcher, forget_dead_groups, is_worker
+from .version_crew import VersionCrew
+from .watching import Watcher, forget_dead_groups, is_worker
 
-_LOADING_WAIT_S: Final = 1.0
 _FORFEIT_WAIT_S: Final = 2.0
 """How long killed children may take to be gone and their leases ended."""
 EXIT_FAILED: Final = 1
@@ -119,7 +116,7 @@ class Pool:
                     line(f"warning: {one.message}; cure: {one.cure}")
         if self._embedded is not None and (left := await forget_dead_groups(client)):
             line(f"{left} jobs that an earlier pool was running are redelivered")
-        await self._publish(client)
+        await publish_card(client, self._config)
         write_connection(
             self._directory,
             ConnectionFile(
@@ -130,24 +127,6 @@ class Pool:
         )
         self._url = url
         return client
-
-    async def _publish(self, client: redis.asyncio.Redis) -> None:
-        """Writes the pool's card; a server that still loads its data is waited for."""
-        card = encode(pool_card(self._config))
-        while True:
-            try:
-                with translate():
-                    await client.set(POOL, card)
-                return
-            except RedisUnavailable as error:
-                if not isinstance(error.__cause__, BusyLoadingError):
-                    await client.aclose()
-                    raise
-                line("waiting for Redis, which is loading its data")
-                await asyncio.sleep(_LOADING_WAIT_S)
-            except BaseException:
-                await client.aclose()
-                raise
 
     async def _close_redis(self) -> None:
         if self._embedded is not None:
@@ -180,16 +159,30 @@ class Pool:
         specs = plan_children(
             self._options, self._config, self._url, console=self._console
         )
-        forfeit = Forfeiter(client)
-        children = [Child(s, self._output, self._on_change, forfeit) for s in specs]
-        self._watcher = Watcher(client, children, self._announce_ready)
-        self._supervisor = Supervisor(children)
-        self._supervisor.start()
+        crew = VersionCrew(
+            client,
+            self._options,
+            self._config,
+            self._url,
+            self._output,
+            self._on_change,
+            console=self._console,
+        )
+        self._supervisor = crew.supervisor
+        self._watcher = Watcher(
+            client,
+            self._supervisor.children,
+            self._announce_ready,
+            self._announce_served,
+        )
+        await crew.begin(specs)
         where = self._directory / FILE_NAME
         line(f"connect: {redact_url(self._url)}; clients here find it through {where}")
         if not self._console:
             line(f"logs: {self._directory / 'logs'}")
         tasks = [asyncio.create_task(self._watcher.run(), name="watch")]
+        if self._options.with_workers:
+            tasks.append(asyncio.create_task(crew.run(), name="versions"))
         if self._config.metrics.enabled:
             kept = keep_targets(client, self._directory / TARGETS)
             tasks.append(asyncio.create_task(kept, name="targets"))
@@ -278,9 +271,23 @@ class Pool:
         self._changed.set()
 
     def _serves(self) -> bool:
-        return self._watcher is not None and self._watcher.ready
+        return self._watcher is not None and self._watcher.serves
+
+    def _announce_served(self, model: str) -> None:
+        """Says so where there are several: each loads for a time of its own."""
+        awaited = self._watcher.awaited if self._watcher is not None else set()
+        if awaited:
+            line(f"model {model} is served; loading: {', '.join(sorted(awaited))}")
 
     def _announce_ready(self) -> None:
-        line('ready; try: tokenmill submit "Hello" --stream')
+        assert self._watcher is not None
+        served = sorted(self._watcher.served)
+        which, option = "ready", ""
+        if len(served) > 1:
+            which = f"ready: models {', '.join(served)}"
+            option = f" --model {served[0]}"
+        line(f'{which}; try: tokenmill submit "Hello"{option} --stream')
+        for model in sorted(self._watcher.models(ChildState.FAILED) - set(served)):
+            line(f"warning: model {model} is not served: its workers failed")
         if self._ready_file is not None:
             self._ready_file.write_text("ready\n", encoding="utf-8")

@@ -228,6 +228,7 @@ def _status(
         status,
         state=info.state,
         serves=info.serves,
+        tp=info.tp,
         running=counted.num_running,
         max_running=info.max_running,
         pool_blocks=pool,

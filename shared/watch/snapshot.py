@@ -44,6 +44,8 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`ready`, `draining`, or `silent`: no heartbeat, and its record has expired."""
     serves: str = "any"
+    tp: int = 1
+    """Processes that it is split over."""
     running: int = 0
     """Sequences in the engine, waiting ones included."""
     max_running: int = 0

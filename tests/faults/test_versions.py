@@ -19,7 +19,12 @@ from support.waiting import ticks, wait_until
 from tokenmill import Client, Prompt, Sampling
 from tokenmill.shared.config import Config
 from tokenmill.shared.keys import MODELS, POOL, JobId, Keys, new_unique
-from tokenmill.shared.messages import SCHEMA_VERSION, JobRequest, encode
+from tokenmill.shared.messages import (
+    INPUT_REF_VERSION,
+    SCHEMA_VERSION,
+    JobRequest,
+    encode,
+)
 from tokenmill.shared.pool.shard_checks import examine_shard
 from tokenmill.shared.redis import Finding, connect
 from tokenmill.shared.script_types import DispatchItem, NewJob
@@ -27,7 +32,7 @@ from tokenmill.shared.scripts import Scripts
 
 OTHER = Path(__file__).parents[1] / "support" / "other_schema.py"
 KEYS = Keys(MODEL, 0)
-OLD, NEXT = SCHEMA_VERSION - 1, SCHEMA_VERSION + 1
+OLD, NEXT = INPUT_REF_VERSION - 1, SCHEMA_VERSION + 1
 OFFLOAD = 2048
 SHORT = "short "
 LONG = "long " * 600
@@ -277,7 +282,7 @@ async def test_a_worker_hands_back_what_it_cannot_read(pool, admin) -> None:
     assert record.get("attempts", "0") == "0"
     assert record.get("lease_losses", "0") == "0"
     assert admin.xlen(KEYS.resume) == 1
-    assert "schema version 3" in pool.logs()
+    assert f"schema version {NEXT}" in pool.logs()
     await client.aclose()
 
 

@@ -102,6 +102,8 @@ class ScriptMachine(RuleBasedStateMachine):
     def everything_holds(self) -> None:
         self.jobs = self.truth.check()
         self.losses.check(self.jobs)
+        for job in self.made:
+            assert self.jobs[str(job.id)].get("version") == job.version
 
     @rule(
         job_class=st.sampled_from(["interactive", "bulk"]),
@@ -111,6 +113,7 @@ class ScriptMachine(RuleBasedStateMachine):
         key=st.sampled_from([None, None, "k1", "k2"]),
         tokens=st.integers(1, 40),
         webhook=st.sampled_from([None, None, "https://example.com/hook"]),
+        version=st.sampled_from([None, None, "v2"]),
     )
     def enqueue(self, job_class, tenant, deadline_ms, delay_ms, key, **more) -> None:
         job = new_job(

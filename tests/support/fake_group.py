@@ -19,6 +19,7 @@ from tokenmill.shared.keys import MODELS, POOL, SHARDS, Keys
 from tokenmill.shared.messages import (
     CANCELLED,
     DEFAULT_MODEL,
+    SCHEMA_VERSION,
     Choice,
     Delta,
     End,
@@ -165,6 +166,7 @@ class FakeGroup:
             block_size=8,
             max_context=8192,
             weights_version="fake-1",
+            schema=SCHEMA_VERSION,
         )
 
     def _start(self, work) -> None:

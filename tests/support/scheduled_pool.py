@@ -80,8 +80,9 @@ class Pool:
     async def card(self) -> None:
         await self.client.hset(MODELS, "tiny", encode(CARD))
 
-    async def group(self, name: str = "w-1", **sizes: int) -> None:
-        await self.card()
+    async def group(self, name: str = "w-1", **sizes: int | str) -> None:
+        if not await self.client.hexists(MODELS, "tiny"):
+            await self.card()
         facts = {
             "total_blocks": 100,
             "max_running": 8,
@@ -89,9 +90,10 @@ class Pool:
             "block_size": 8,
             "max_context": CONTEXT,
             "schema": SCHEMA_VERSION,
+            "weights_version": "w1",
             **sizes,
         }
-        info = GroupInfo(group=name, weights_version="w1", **facts)
+        info = GroupInfo(group=name, **facts)
         await self.scripts.register_group(name, info, ttl_ms=60_000)
 
     async def work(self, count: int, group: str = "w-1") -> list[Started]:

@@ -217,13 +217,16 @@ VARIANTS: dict[str, tuple[str, str, str, dict[str, object]]] = {
 }
 
 
-def save_tiny_model(variant: str, directory: Path, *, seed: int = 0) -> Path:
+def save_tiny_model(
+    variant: str, directory: Path, *, seed: int = 0, **changes: object
+) -> Path:
     """Writes a tiny random checkpoint with a byte-level tokenizer.
 
     Args:
         variant: A key of `VARIANTS`.
         directory: Where a sub-directory of that name is made.
         seed: Of the weights.
+        **changes: Settings that differ from the variant's.
 
     Returns:
         The checkpoint's directory.
@@ -234,7 +237,7 @@ def save_tiny_model(variant: str, directory: Path, *, seed: int = 0) -> Path:
     package = f"transformers.models.{model_type}"
     configurations = importlib.import_module(f"{package}.configuration_{model_type}")
     models = importlib.import_module(f"{package}.modeling_{model_type}")
-    config = getattr(configurations, f"{stem}Config")(**settings)
+    config = getattr(configurations, f"{stem}Config")(**{**settings, **changes})
     torch.manual_seed(seed)
     model = getattr(models, f"{stem}{suffix}")(config)
     with torch.no_grad():  # biases and norms that start at 0 and 1 would hide mistakes

@@ -39,8 +39,9 @@ from tokenmill.shared.tokens import (
     ids_to_bytes,
     pack_tokenizer,
 )
-from tokenmill.workers import loading
+from tokenmill.workers import loading, runner_loading
 from tokenmill.workers.echo import EchoEngine
+from tokenmill.workers.engine.adapters.cache import AdapterStats
 from tokenmill.workers.engine.request import (
     Capacity,
     Emitted,
@@ -101,8 +102,11 @@ def test_counters_say_all_that_the_engine_counts() -> None:
         prefill_backlog=3, cached_blocks=20, allocated_tokens=320, used_tokens=310,
         preemptions=1, prefix_tokens_asked=50, prefix_tokens_hit=40, out_of_memory=2,
     )  # fmt: skip
-    counted = msgspec.structs.asdict(counters(room))
+    stats = AdapterStats(loaded=2, leased=1, bytes=9, budget=9, loads=5, evictions=3)
+    counted = msgspec.structs.asdict(counters(room, stats))
     assert counted.pop("pool_blocks") == 100
+    adapters = ("adapters", "adapter_loads", "adapter_evictions")
+    assert [counted.pop(name) for name in adapters] == [2, 5, 3]
     assert counted == {name: getattr(room, name) for name in counted}
 
 
@@ -381,7 +385,7 @@ def test_the_tokenizer_is_told_before_the_weights_are_read(
         seen.append("weights")
         raise ModelLoadError("stop here")
 
-    monkeypatch.setattr(loading, "_load_runner", weights)
+    monkeypatch.setattr(runner_loading, "load_model_runner", weights)
     with pytest.raises(ModelLoadError, match="stop here"):
         load(
             loading.REAL,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,6 +44,9 @@ async def test_a_signal_while_it_registers_drains(
         load_s=0.0,
         device="cpu",
         kernels="none",
+        group=None,
+        adapters=None,
+        tp=1,
     )
 
     async def nothing(*_: object, **__: object) -> object:
@@ -54,10 +59,21 @@ async def test_a_signal_while_it_registers_drains(
     def ended(code: int) -> None:
         raise AssertionError(f"ended at once with {code}, its group still visible")
 
+    class Version:
+        """Of a model that has one."""
+
+        def __init__(self, *_: object) -> None:
+            self.begin = self.loaded = self.examine = self.ready = nothing
+
+        @asynccontextmanager
+        async def watched(self, _: object) -> AsyncIterator[None]:
+            yield
+
     client = SimpleNamespace(aclose=nothing)
     herald = SimpleNamespace(announce=nothing, close=lambda: None)
     monkeypatch.setattr(service, "connect", lambda *_, **__: client)
     monkeypatch.setattr(service, "Herald", lambda *_: herald)
+    monkeypatch.setattr(service, "OwnVersion", Version)
     monkeypatch.setattr(service, "settle", lambda: None)
     monkeypatch.setattr(service, "_in_thread", nothing)
     monkeypatch.setattr(service, "_reach", nothing)

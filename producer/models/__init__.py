@@ -1,0 +1,1 @@
+"""The versions of models as a producer sees them: their life, and who gets jobs."""

@@ -1,0 +1,96 @@
+"""How versions and the comparison of copies are shown to people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ...shared.shadow_report import ShadowReport, SideLatency
+from ..cli_output import print_note, print_table
+from .info import VersionInfo
+
+HEADER: Final = (
+    *("MODEL", "VERSION", "STATE", "SHARE", "WORKERS", "RUNNING", "WEIGHTS"),
+    *("HEALTH", "COPIES"),
+)
+SPARE: Final = ("RUNNING", "COPIES", "WEIGHTS", "HEALTH", "MODEL")
+"""What a narrow terminal goes without."""
+
+
+def print_versions(found: Sequence[VersionInfo]) -> None:
+    """Prints a row a version, and the reasons of those that are not well."""
+    print_table(HEADER, [_row(info) for info in found], SPARE)
+    for info in found:
+        if info.reason:
+            print_note(f"{info.model} {info.version}: {info.reason}")
+    for info in found:
+        if info.share and not info.groups:
+            print_note(
+                f"{info.model} {info.version} has {info.share:g} % of the jobs and no "
+                f"live worker; `tokenmill models rollback {info.model}` goes back"
+            )
+
+
+def _row(info: VersionInfo) -> list[str]:
+    return [
+        info.model,
+        info.version,
+        info.state,
+        "any" if info.share is None else f"{info.share:g} %",
+        str(info.groups),
+        str(info.running),
+        info.weights_version or "-",
+        _health(info),
+        _copies(info),
+    ]
+
+
+def _health(info: VersionInfo) -> str:
+    report = info.health
+    if report is None:
+        return f"{info.health_checks} checks" if info.health_checks else "-"
+    passed = report.num_checks - report.num_failed
+    text = f"{passed}/{report.num_checks}"
+    if report.perplexity is not None:
+        text += f", perplexity {report.perplexity:.4g}"
+    return text
+
+
+def _copies(info: VersionInfo) -> str:
+    share = f"{info.shadow_percent:g} %" if info.shadow_percent else ""
+    report = info.shadow
+    if report is None or not report.compared:
+        return share or "-"
+    agreed = f"n {report.compared}, same {_percent(report.exact)}"
+    return f"{share}, {agreed}" if share else agreed
+
+
+def print_report(report: ShadowReport) -> None:
+    """Prints how copies compare with their originals."""
+    rows = [
+        ("version", f"{report.version} of {report.model}"),
+        ("copied", f"{report.copied}, compared {report.compared}"),
+        ("not copied", str(report.skipped)),
+        ("failed", f"{report.failed} {report.last_error}".rstrip()),
+        ("same output", _percent(report.exact)),
+        ("common prefix", _percent(report.prefix)),
+    ]
+    for name, value in rows:
+        print(f"{name:<14}{value}")
+    print_table(
+        ("SINCE START", "TTFT P50", "TTFT P95", "TOTAL P50", "TOTAL P95"),
+        [_side("serving", report.serving), _side(report.version, report.shadow)],
+    )
+
+
+def _side(name: str, side: SideLatency) -> list[str]:
+    values = (side.ttft_p50_ms, side.ttft_p95_ms, side.total_p50_ms, side.total_p95_ms)
+    return [name, *("-" if one is None else f"{one:.1f} ms" for one in values)]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def shares_line(shares: Mapping[str, float]) -> str:
+    """Returns shares as people read them, the largest first."""
+    ordered = sorted(shares.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{version} {part:g} %" for version, part in ordered)

@@ -1,0 +1,78 @@
+"""What a producer sees of a version."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...shared.health_set import HealthReport
+from ...shared.shadow_report import ShadowReport
+
+if TYPE_CHECKING:
+    from ...shared.routes import Route
+    from ...shared.version_groups import LiveGroup
+    from ...shared.versions import VersionSpec
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a model and how it is."""
+
+    model: str
+    version: str
+    state: str
+    """`added`, `loading`, `ready`, `failed`, `draining` or `stopped`; `undescribed`:
+    workers serve it that nobody has described to the pool."""
+    reason: str = ""
+    share: float | None = None
+    """Percent of new jobs; None: the model has no route, every version serves."""
+    shadow_percent: float = 0.0
+    """Percent of the traffic that is copied to it."""
+    groups: int = 0
+    """Live workers."""
+    running: int = 0
+    """Sequences that they hold."""
+    weights_version: str | None = None
+    path: str | None = None
+    health_checks: int = 0
+    """Size of its health set; 0: it has none."""
+    health: HealthReport | None = None
+    shadow: ShadowReport | None = None
+    updated_ms: int = 0
+
+
+def version_infos(
+    model: str,
+    route: "Route",
+    specs: "dict[str, VersionSpec]",
+    groups: "Sequence[LiveGroup]",
+    reports: dict[str, ShadowReport],
+) -> list[VersionInfo]:
+    """Puts together what is known of a model's versions, by name."""
+    names = {*specs, *route.shares, *(one.version for one in groups)}
+    found = []
+    for name in sorted(names):
+        spec = specs.get(name)
+        live = [one for one in groups if one.version == name]
+        weights = spec.weights_version if spec else None
+        if live:
+            weights = live[0].weights_version
+        health = spec.health if spec else None
+        found.append(
+            VersionInfo(
+                model=model,
+                version=name,
+                state=spec.state if spec else "undescribed",
+                reason=spec.reason if spec else "",
+                share=route.shares.get(name, 0.0) if route.shares else None,
+                shadow_percent=route.shadow.get(name, 0.0),
+                groups=len(live),
+                running=sum(one.running for one in live),
+                weights_version=weights,
+                path=spec.model.path if spec else None,
+                health_checks=len(health.checks) if health else 0,
+                health=spec.health_report if spec else None,
+                shadow=reports.get(name),
+                updated_ms=spec.updated_ms if spec else 0,
+            )
+        )
+    return found

@@ -1,0 +1,213 @@
+"""Steps in the life of a model's versions, asked for by a client."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final, cast
+
+from ...shared.config import Config
+from ...shared.config_check import check
+from ...shared.config_model import ModelConfig
+from ...shared.errors import ResultTimeout, VersionConflict, VersionFailed
+from ...shared.health_set import HealthSet
+from ...shared.keys import MODELS, Keys
+from ...shared.routes import with_share
+from ...shared.script_runner import text
+from ...shared.shadow_report import ShadowReport, forget_report, read_report
+from ...shared.version_groups import begun_elsewhere
+from ...shared.version_keys import VERSIONED
+from ...shared.version_life import VersionLife
+from ...shared.versions import VersionSpec
+from ..session import Session
+from .info import VersionInfo, version_infos
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+    from .calls import Tell
+
+LOOK_EVERY_S: Final = 0.25
+_UNSEEN_S: Final = 10.0
+"""After so long without any worker there is probably none that will come."""
+
+
+async def models_with_versions(session: Session) -> list[str]:
+    """Returns the models that have versions, and those that were ever served."""
+    versioned, known = await session.read(("SMEMBERS", VERSIONED), ("HKEYS", MODELS))
+    return sorted({text(name) for name in (*versioned, *known)})
+
+
+class ModelVersions:
+    """The versions of one model.
+
+    Args:
+        client: Redis; replies are bytes.
+        model: Public name.
+        partitions: How many the pool has.
+    """
+
+    def __init__(
+        self, client: "redis.asyncio.Redis", model: str, partitions: int
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._partitions = partitions
+        self._life = VersionLife(client, model, partitions)
+        self._versions = self._life.versions
+
+    async def infos(self) -> list[VersionInfo]:
+        """Returns what is known of all of them, by name."""
+        route, specs = await self._versions.read()
+        groups = await self._life.groups()
+        reports: dict[str, ShadowReport] = {}
+        for name in specs:
+            report = await read_report(self._client, self._model, name)
+            if report.copied or route.shadow.get(name):
+                reports[name] = report
+        return version_infos(self._model, route, specs, groups, reports)
+
+    async def info(self, version: str) -> VersionInfo:
+        """Returns what is known of one."""
+        found = {one.version: one for one in await self.infos()}
+        if version not in found:
+            self._life.known(version, await self._versions.specs())
+        return found[version]
+
+    async def add(self, model: ModelConfig, health: HealthSet | None) -> VersionInfo:
+        """Describes a version; see `Client.add_version`."""
+        check(Config(models=(model,)), {})
+        spec = VersionSpec(version=model.version, model=model, health=health)
+        await self._versions.add(spec)
+        return await self.info(model.version)
+
+    async def load(
+        self, version: str, wait_s: float | None, tell: "Tell"
+    ) -> VersionInfo:
+        """Has a version loaded; see `Client.load_version`."""
+        await self._life.begin_load(version)
+        if wait_s is None:
+            return await self.info(version)
+        began, said = time.monotonic(), ""
+        while True:
+            info = await self.info(version)
+            groups = await self._life.groups()
+            if info.state == "ready" and self._life.serves(version, groups):
+                tell(f"{version} is ready: {info.groups} workers")
+                return info
+            if info.state in ("failed", "stopped", "draining"):
+                why = info.reason or "it was told to stop meanwhile"
+                raise VersionFailed(
+                    f"version {version} of {self._model} is {info.state}: {why}"
+                )
+            waited_s = time.monotonic() - began
+            now = _progress(info, waited_s, self._model)
+            if now != said:
+                tell(now)
+                said = now
+            if waited_s > wait_s:
+                raise ResultTimeout(
+                    f"version {version} of {self._model} is not ready after "
+                    f"{wait_s:g} s ({now}); it goes on loading"
+                )
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def shadow(self, version: str, percent: float) -> ShadowReport:
+        """Has traffic copied to a version; see `Client.shadow_version`."""
+        route, _ = await self._versions.read()
+        if percent > 0:
+            await self._life.require_live(version)
+            if route.shares.get(version, 0.0) >= 100.0 or not route.shares:
+                raise VersionConflict(
+                    f"version {version} of {self._model} serves the jobs itself, so "
+                    "there is nothing to compare it with; copy to another version"
+                )
+            if not route.shadow.get(version):
+                await forget_report(self._client, self._model, version)
+        await self._versions.shadow(version, percent)
+        return await self.report(version)
+
+    async def report(self, version: str) -> ShadowReport:
+        """Returns how copies compare; see `Client.shadow_report`."""
+        self._life.known(version, await self._versions.specs())
+        return await read_report(self._client, self._model, version)
+
+    async def switch(self, version: str, percent: float) -> dict[str, float]:
+        """Gives new jobs to a version; see `Client.switch_version`."""
+        route, _ = await self._versions.read()
+        if percent > 0:
+            await self._life.require_live(version)
+        shares = with_share(route.shares, version, percent)
+        changed = await self._versions.switch(shares, expected_serial=route.serial)
+        return changed.shares
+
+    async def rollback(self, wait_s: float, tell: "Tell") -> dict[str, float]:
+        """Goes back to before the last switch; see `Client.rollback_version`."""
+        route, specs = await self._versions.read()
+        for version in sorted(route.previous):
+            spec = specs.get(version)
+            groups = await self._life.groups()
+            live = self._life.serves(version, groups)
+            if spec is None and live:
+                continue
+            if spec is None or spec.state != "ready" or not live:
+                tell(f"{version} has no workers that are ready; loading it")
+                await self.load(version, wait_s, tell)
+        return (await self._versions.rollback()).shares
+
+    async def drain(
+        self, version: str, wait_s: float | None, tell: "Tell"
+    ) -> VersionInfo:
+        """Has a version end; see `Client.drain_version`."""
+        await self._life.begin_drain(version)
+        began, said = time.monotonic(), ""
+        while wait_s is not None:
+            info = await self.info(version)
+            if info.state != "draining":
+                break
+            if not info.groups:
+                await self._stop_without_workers(version, info.weights_version)
+            now = f"{version} drains: {info.groups} workers, {info.running} running"
+            if now != said:
+                tell(now)
+                said = now
+            if time.monotonic() - began > wait_s:
+                raise ResultTimeout(
+                    f"version {version} of {self._model} still drains after "
+                    f"{wait_s:g} s ({info.running} sequences run); it goes on"
+                )
+            await asyncio.sleep(LOOK_EVERY_S)
+        return await self.info(version)
+
+    async def _stop_without_workers(self, version: str, weights: str | None) -> None:
+        """Nobody is there to say that it has stopped; unless jobs wait for it."""
+        for partition in range(self._partitions) if weights else ():
+            keys = Keys(self._model, partition)
+            if await begun_elsewhere(self._client, keys, cast("str", weights), ""):
+                return
+        await self._versions.set_state(version, "stopped", only_from=("draining",))
+
+    async def remove(self, version: str) -> None:
+        """Forgets a version; see `Client.remove_version`."""
+        self._life.known(version, await self._versions.specs())
+        groups = [one for one in await self._life.groups() if one.version == version]
+        if groups:
+            raise VersionConflict(
+                f"version {version} of {self._model} has {len(groups)} live workers; "
+                f"first tokenmill models drain {self._model} {version}"
+            )
+        await self._versions.remove(version)
+        await forget_report(self._client, self._model, version)
+
+
+def _progress(info: VersionInfo, waited_s: float, model: str) -> str:
+    """What a person wants to know while a version loads."""
+    if info.state == "ready":
+        return f"{info.version} is ready in part: {info.groups} workers, waiting"
+    text = f"{info.version} is {info.state}"
+    if info.reason:
+        return f"{text}: {info.reason}"
+    if waited_s > _UNSEEN_S:
+        return (
+            f"{text}; no worker of it yet. `tokenmill up` starts them; by hand: "
+            f"tokenmill work --name {model} --version {info.version}"
+        )
+    return text

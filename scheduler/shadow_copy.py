@@ -1,0 +1,134 @@
+"""Making copies: from a job that has ended to one for the version that is tried."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import redis.asyncio
+import structlog
+
+from ..shared.errors import TokenmillError
+from ..shared.keys import JobId, Keys
+from ..shared.messages import PIN_VERSION, JobClass, JobRequest, JobResult, encode
+from ..shared.new_job import fingerprint
+from ..shared.routes import Route
+from ..shared.script_runner import count_of, text
+from ..shared.script_types import NewJob
+from ..shared.scripts import Scripts
+from ..shared.shadow_keys import SHADOW_TENANT, source_key
+
+PRIORITY: Final = 100
+"""The least urgent there is."""
+DEADLINE_MS: Final = 600_000
+"""A copy that has not ended by then says nothing of today's traffic."""
+KEEP_MS: Final = 600_000
+SOURCE_S: Final = 7200
+"""A copy is compared or has expired long before."""
+_FIELDS: Final = ("bucket", "tokens", "max_tokens", "seed", "version")
+_log = structlog.get_logger(__name__)
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What became of jobs that were to be copied."""
+
+    copied: int = 0
+    skipped: int = 0
+    """Not of a version that serves, their input is elsewhere or gone, or no room."""
+
+
+class Copier:
+    """Enqueues copies.
+
+    Args:
+        client: Redis; replies are bytes.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self._client = client
+
+    async def copy(
+        self, keys: Keys, route: Route, version: str, job_ids: Sequence[str]
+    ) -> Made:
+        """Copies jobs of a shard that have ended.
+
+        Args:
+            keys: The shard's names.
+            route: Of its model.
+            version: Where to.
+            job_ids: The jobs.
+        """
+        pipe = self._client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hmget(keys.job(job_id), list(_FIELDS))
+            pipe.get(keys.input(job_id))
+            pipe.get(keys.output(job_id))
+        replies = await pipe.execute(raise_on_error=False) if job_ids else []
+        jobs: dict[str, NewJob] = {}
+        for place, job_id in enumerate(job_ids):
+            job = _copy_of(
+                job_id, route, version, replies[3 * place : 3 * place + 3], keys
+            )
+            if job is not None:
+                jobs[job_id] = job
+        copied = await self._enqueue(keys, jobs)
+        return Made(copied, len(job_ids) - copied)
+
+    async def _enqueue(self, keys: Keys, jobs: dict[str, NewJob]) -> int:
+        if not jobs:
+            return 0
+        pipe = self._client.pipeline(transaction=False)
+        for source, job in jobs.items():
+            # Before the copy can end: its end is compared by this.
+            pipe.set(source_key(str(job.id)), source, ex=SOURCE_S, nx=True)
+        await pipe.execute()
+        try:
+            replies = await Scripts(self._client, keys).enqueue(list(jobs.values()))
+        except TokenmillError as error:
+            _log.warning("shadow_not_enqueued", shard=keys.shard, error=str(error))
+            return 0
+        return sum(reply.status == "queued" for reply in replies)
+
+
+def _copy_of(
+    job_id: str, route: Route, version: str, replies: Sequence[object], keys: Keys
+) -> NewJob | None:
+    """Returns the copy of a job, None where it is not one to be copied."""
+    record, payload, output = replies
+    if not (
+        isinstance(record, list)
+        and isinstance(payload, bytes)
+        and isinstance(output, bytes)
+    ):
+        return None
+    bucket, tokens, max_tokens, seed, pinned = map(text, record)
+    try:
+        request = msgspec.json.decode(payload, type=JobRequest)
+        result = msgspec.json.decode(output, type=JobResult)
+    except msgspec.MsgspecError:
+        _log.warning("shadow_source_unreadable", job=job_id)
+        return None
+    serves = result.version is not None and result.version in route.shares
+    if pinned or not serves or result.version == version:
+        return None
+    if request.text_ref is not None or request.adapter is not None or not seed:
+        return None  # an input in the store is its tenant's own, an adapter its base's
+    request = msgspec.structs.replace(request, v=PIN_VERSION, version=version)
+    copied = encode(request)
+    unique = hashlib.blake2b(f"{version}\0{job_id}".encode(), digest_size=12)
+    return NewJob(
+        id=JobId(keys.model, keys.partition, unique.hexdigest()),
+        payload=copied,
+        payload_hash=fingerprint(copied),
+        job_class=JobClass.BULK,
+        tenant=SHADOW_TENANT,
+        priority=PRIORITY,
+        bucket=bucket,
+        tokens=max(count_of(tokens), 1),
+        max_tokens=max(count_of(max_tokens), 1),
+        seed=count_of(seed),
+        deadline_ms=DEADLINE_MS,
+        keep_ms=KEEP_MS,
+        version=version,
+        v=PIN_VERSION,
+    )

@@ -1,0 +1,125 @@
+"""How a version that is tried compares with the one that serves: a small record."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from .shadow_keys import samples_key, shadow_key
+from .watch.statistics import percentile
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+MOST_SAMPLES: Final = 1000
+KEEP_S: Final = 30 * 86_400
+
+
+class ShadowSample(msgspec.Struct, frozen=True, array_like=True):
+    """One job and its copy. Times are milliseconds since the start on a worker: a copy
+    waits in the queue by design.
+    """
+
+    exact: bool
+    """Whether all output tokens are the same."""
+    prefix: float
+    """Part of the longer output that both have in common from the beginning."""
+    ttft_ms: tuple[float | None, float | None]
+    """Start to first token: of the job, of its copy."""
+    total_ms: tuple[float | None, float | None]
+    """Start to end."""
+
+
+class SideLatency(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies of one side in milliseconds from the start; None: no sample tells."""
+
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    total_p50_ms: float | None = None
+    total_p95_ms: float | None = None
+
+
+class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the copies to one version."""
+
+    model: str
+    version: str
+    copied: int = 0
+    compared: int = 0
+    """Of these, compared with their originals; the figures are of the newest 1,000."""
+    failed: int = 0
+    """Copies that did not succeed."""
+    skipped: int = 0
+    """Jobs that were not copied: too many copies waited, or the input is not kept."""
+    last_error: str = ""
+    exact: float | None = None
+    """Part of the outputs that are the same to the last token."""
+    prefix: float | None = None
+    """Mean part of an output that is the same from its beginning."""
+    serving: SideLatency = SideLatency()
+    shadow: SideLatency = SideLatency()
+
+
+async def read_report(
+    client: "redis.asyncio.Redis", model: str, version: str
+) -> ShadowReport:
+    """Returns what is known of the copies to a version.
+
+    Args:
+        client: Redis; replies are bytes.
+        model: Public name.
+        version: That which is tried.
+    """
+    from .redis import translate  # late: it makes imports of the client slow
+    from .script_runner import count_of, text
+
+    with translate():
+        pipe = client.pipeline(transaction=False)
+        pipe.hgetall(shadow_key(model, version))
+        pipe.lrange(samples_key(model, version), 0, MOST_SAMPLES - 1)
+        row, raw = await pipe.execute()
+    fields = {text(k): text(v) for k, v in cast("dict[bytes, bytes]", row).items()}
+    samples: list[ShadowSample] = []
+    for one in raw:
+        try:
+            samples.append(msgspec.json.decode(one, type=ShadowSample))
+        except msgspec.MsgspecError:
+            continue  # of another version of ours
+    return ShadowReport(
+        model=model,
+        version=version,
+        copied=count_of(fields.get("copied", "")),
+        compared=count_of(fields.get("compared", "")),
+        failed=count_of(fields.get("failed", "")),
+        skipped=count_of(fields.get("skipped", "")),
+        last_error=fields.get("last_error", ""),
+        exact=_mean([float(one.exact) for one in samples]),
+        prefix=_mean([one.prefix for one in samples]),
+        serving=_side(samples, 0),
+        shadow=_side(samples, 1),
+    )
+
+
+async def forget_report(
+    client: "redis.asyncio.Redis", model: str, version: str
+) -> None:
+    """Begins anew: what is copied from now on is another trial."""
+    from .redis import translate
+
+    with translate():
+        await client.delete(shadow_key(model, version), samples_key(model, version))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def _side(samples: Sequence[ShadowSample], side: int) -> SideLatency:
+    first = sorted(t for one in samples if (t := one.ttft_ms[side]) is not None)
+    total = sorted(t for one in samples if (t := one.total_ms[side]) is not None)
+    return SideLatency(
+        ttft_p50_ms=percentile(first, 0.50),
+        ttft_p95_ms=percentile(first, 0.95),
+        total_p50_ms=percentile(total, 0.50),
+        total_p95_ms=percentile(total, 0.95),
+    )

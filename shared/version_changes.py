@@ -1,0 +1,205 @@
+"""What may be changed in the versions of a model, decided from what there is. Pure.
+
+Each function returns a decision: called with the route, the versions and the time, it
+gives the change to write, or None where nothing is to be changed. It is asked again
+when somebody else was faster.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+import msgspec
+
+from .errors import UnknownVersion, VersionConflict
+from .health_set import HealthReport
+from .routes import Route, check_percent, check_shares, check_version_name, shown_shares
+from .version_records import MAY_RUN, VersionSpec, VersionState
+
+Specs = Mapping[str, VersionSpec]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What the script `route_change` is to write."""
+
+    action: Literal["fix", "add", "put", "set", "remove", "route"]
+    route: Route
+    spec: VersionSpec | None = None
+    version: str = ""
+
+
+Decide = Callable[[Route, Specs, int], Change | None]
+
+
+def fixed(shares: Mapping[str, float]) -> Decide:
+    """Decides to write down who serves a model that has no shares yet."""
+    wanted = check_shares(shares)
+
+    def decide(route: Route, _: Specs, now_ms: int) -> Change | None:
+        if route.shares:
+            return None
+        return Change("fix", _shared(route, wanted, now_ms))
+
+    return decide
+
+
+def added(model: str, spec: VersionSpec, *, replace: bool) -> Decide:
+    """Decides to add a version, or to put another in its place."""
+    check_version_name(spec.version)
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
+        known = specs.get(spec.version)
+        if known is not None and not replace:
+            raise VersionConflict(
+                f"the version name {spec.version} of {model} is in use (it is "
+                f"{known.state}); choose another, or remove that one first"
+            )
+        created_ms = known.created_ms if known else now_ms
+        made = msgspec.structs.replace(spec, created_ms=created_ms, updated_ms=now_ms)
+        action: Literal["add", "put"] = "put" if replace else "add"
+        return Change(action, _raised(route, now_ms, made), made, spec.version)
+
+    return decide
+
+
+def stated(
+    model: str,
+    version: str,
+    state: VersionState,
+    *,
+    reason: str,
+    only_from: Collection[str] | None,
+    weights_version: str | None,
+    health_report: HealthReport | None,
+) -> Decide:
+    """Decides to say how a version is; None where it is in no state of `only_from`."""
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
+        known = _known(model, specs, version)
+        if only_from is not None and known.state not in only_from:
+            return None
+        made = msgspec.structs.replace(
+            known,
+            state=state,
+            reason=reason,
+            weights_version=weights_version or known.weights_version,
+            health_report=health_report or known.health_report,
+            updated_ms=now_ms,
+        )
+        return Change("set", _raised(route, now_ms, made), made, version)
+
+    return decide
+
+
+def switched(
+    model: str, shares: Mapping[str, float], *, expected_serial: int | None
+) -> Decide:
+    """Decides to give new jobs to other versions, all of which have to be ready."""
+    wanted = check_shares(shares)
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
+        if expected_serial is not None and route.serial != expected_serial:
+            raise VersionConflict(
+                f"the versions of {model} have changed meanwhile, its jobs go to "
+                f"{shown_shares(route.shares)}; look again and decide anew"
+            )
+        _require_ready(model, route, specs, wanted)
+        if wanted == route.shares:
+            return None
+        return Change("route", _shared(route, wanted, now_ms))
+
+    return decide
+
+
+def rolled_back(model: str) -> Decide:
+    """Decides to give new jobs to whom they went before the last switch."""
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
+        if not route.previous:
+            raise VersionConflict(
+                f"{model} has no earlier shares to go back to; its jobs go to "
+                f"{shown_shares(route.shares)}: say what is wanted with a switch"
+            )
+        _require_ready(model, route, specs, route.previous)
+        return Change("route", _shared(route, route.previous, now_ms))
+
+    return decide
+
+
+def shadowed(model: str, version: str, percent: float) -> Decide:
+    """Decides to copy a part of the traffic to a version; 0 ends it."""
+    check_percent(version, percent)
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
+        shadow = {name: part for name, part in route.shadow.items() if name != version}
+        if percent > 0:
+            _require_ready(model, route, specs, {version: percent})
+            shadow[version] = percent
+        raised = _raised(route, now_ms)
+        return Change("route", msgspec.structs.replace(raised, shadow=shadow))
+
+    return decide
+
+
+def removed(model: str, version: str) -> Decide:
+    """Decides to forget a version that nothing is sent to."""
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
+        _known(model, specs, version)
+        share = route.shares.get(version, 0) or route.shadow.get(version, 0)
+        if share:
+            raise VersionConflict(
+                f"version {version} of {model} gets {share:g} % of the jobs or of "
+                "their copies; give those to another version first"
+            )
+        changed = msgspec.structs.replace(
+            _raised(route, now_ms),
+            previous={} if version in route.previous else route.previous,
+            weights={n: w for n, w in route.weights.items() if n != version},
+        )
+        return Change("remove", changed, None, version)
+
+    return decide
+
+
+def _known(model: str, specs: Specs, version: str) -> VersionSpec:
+    spec = specs.get(version)
+    if spec is None:
+        known = ", ".join(sorted(specs)) or "none"
+        raise UnknownVersion(
+            f"there is no version {version} of {model}; known: {known}"
+        )
+    return spec
+
+
+def _require_ready(
+    model: str, route: Route, specs: Specs, shares: Mapping[str, float]
+) -> None:
+    named = {*route.shares, *route.previous}
+    for version in sorted(shares):
+        if version not in specs and version in named:
+            continue  # served by workers that nobody has described
+        spec = _known(model, specs, version)
+        if spec.state != "ready":
+            why = f" ({spec.reason})" if spec.reason else ""
+            raise VersionConflict(
+                f"version {version} of {model} is {spec.state}{why}; only one that is "
+                "ready may get jobs: load it first"
+            )
+
+
+def _raised(route: Route, now_ms: int, spec: VersionSpec | None = None) -> Route:
+    """The route after a change, with what is known of a version's weights."""
+    weights = dict(route.weights)
+    if spec is not None:
+        weights.pop(spec.version, None)
+        if spec.weights_version and spec.state in MAY_RUN:
+            weights[spec.version] = spec.weights_version
+    return msgspec.structs.replace(
+        route, serial=route.serial + 1, weights=weights, changed_ms=now_ms
+    )
+
+
+def _shared(route: Route, shares: Mapping[str, float], now_ms: int) -> Route:
+    return msgspec.structs.replace(
+        _raised(route, now_ms), shares=dict(shares), previous=dict(route.shares)
+    )

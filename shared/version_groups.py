@@ -1,0 +1,116 @@
+"""Which versions of a model have live worker groups, and what still belongs to them."""
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+import msgspec
+import redis.asyncio
+
+from .keys import Keys
+from .messages import DEFAULT_VERSION
+from .redis import translate
+from .script_runner import count_of, text
+
+_FIELDS: Final = (
+    *("version", "weights_version", "state"),
+    *("max_running", "credit_running"),
+)
+_MOST_OPEN: Final = 5000
+"""Jobs of one place that are looked at."""
+
+
+class LiveGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker group that is alive."""
+
+    group: str
+    partition: int
+    version: str
+    weights_version: str
+    draining: bool
+    running: int
+    """Sequences that it holds, of dispatched jobs too."""
+
+
+async def live_groups(
+    client: "redis.asyncio.Redis", model: str, partitions: int
+) -> list[LiveGroup]:
+    """Returns the live groups of a model, all versions, in two round trips.
+
+    Args:
+        client: Redis; replies are bytes.
+        model: Public name.
+        partitions: How many the pool has.
+    """
+    shards = [Keys(model, partition) for partition in range(partitions)]
+    with translate():
+        pipe = client.pipeline(transaction=False)
+        for keys in shards:
+            pipe.zrange(keys.groups, 0, -1)
+        members = await pipe.execute()
+        named = [
+            (keys, text(name))
+            for keys, names in zip(shards, members, strict=True)
+            for name in names
+        ]
+        pipe = client.pipeline(transaction=False)
+        for keys, name in named:
+            pipe.hmget(keys.group(name), list(_FIELDS))
+        rows = await pipe.execute(raise_on_error=False) if named else []
+    return [
+        _group(keys, name, row)
+        for (keys, name), row in zip(named, rows, strict=True)
+        if isinstance(row, list) and row[1] is not None  # else it has expired
+    ]
+
+
+def _group(keys: Keys, name: str, row: Sequence[object]) -> LiveGroup:
+    version, weights, state, most, free = map(text, row)
+    return LiveGroup(
+        group=name,
+        partition=keys.partition,
+        version=version or DEFAULT_VERSION,
+        weights_version=weights,
+        draining=state == "draining",
+        running=max(count_of(most) - count_of(free), 0),
+    )
+
+
+def serving_partitions(groups: Sequence[LiveGroup], version: str) -> frozenset[int]:
+    """Returns the partitions in which a version has a group that takes jobs."""
+    return frozenset(
+        one.partition for one in groups if one.version == version and not one.draining
+    )
+
+
+async def begun_elsewhere(
+    client: "redis.asyncio.Redis", keys: Keys, weights_version: str, group: str
+) -> int:
+    """Counts jobs of a shard that were begun with some weights and have not ended.
+
+    They wait for another attempt, or hang on a group that died: on these weights alone
+    can they end.
+
+    Args:
+        client: Redis; replies are bytes.
+        keys: The shard's names.
+        weights_version: The weights.
+        group: Whose jobs are not counted: it knows of its own.
+    """
+    with translate():
+        pipe = client.pipeline(transaction=False)
+        pipe.zrange(keys.lease, 0, _MOST_OPEN)
+        pipe.zrange(keys.delayed, 0, _MOST_OPEN)
+        pipe.xrange(keys.resume, count=_MOST_OPEN)
+        leased, delayed, entries = await pipe.execute()
+        waiting = [fields.get(b"id", b"") for _, fields in entries]
+        job_ids = {text(name) for name in (*leased, *delayed, *waiting)} - {""}
+        pipe = client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hmget(keys.job(job_id), ["weights", "owner"])
+        rows = await pipe.execute(raise_on_error=False) if job_ids else []
+    wanted, own = weights_version.encode(), group.encode()
+    return sum(
+        row[0] == wanted and row[1] != own
+        for row in cast("list[object]", rows)
+        if isinstance(row, list)
+    )

@@ -1,0 +1,221 @@
+"""The versions of a model: what they are, how they are, and who gets its jobs.
+
+One hash a model, changed by one script: whoever reads it sees each change whole.
+"""
+
+import random
+from asyncio import sleep
+from collections.abc import Collection, Mapping
+from typing import Final, cast
+
+import redis.asyncio
+
+from . import version_changes as changes
+from .errors import VersionConflict
+from .health_set import HealthReport
+from .keys import MODELS, Keys
+from .messages import encode
+from .redis import translate
+from .routes import Route as Route
+from .script_runner import ScriptRunner, text
+from .version_keys import VERSIONED, cards_key, versions_key
+from .version_records import ROUTE, SPEC, decode_route, decode_spec
+from .version_records import VersionSpec as VersionSpec
+from .version_records import VersionState as VersionState
+
+_TRIES: Final = 20
+"""Times that a change is made again because of another one in between."""
+
+
+class Versions:
+    """The versions of one model. All changes are atomic.
+
+    Args:
+        client: Redis; replies are bytes.
+        model: Public name.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis", model: str) -> None:
+        self._redis = client
+        self._model = model
+        self._runner = ScriptRunner(client, Keys(model, 0))
+
+    async def read(self) -> tuple[Route, dict[str, VersionSpec]]:
+        """Returns the route (one of nobody where there is none) and all versions.
+
+        Raises:
+            ProtocolError: What stands in Redis is not ours.
+        """
+        route, specs, _ = await self._read()
+        return route, specs
+
+    async def route(self) -> Route | None:
+        """Returns who gets the model's jobs; None while every version may serve."""
+        route, _ = await self.read()
+        return route if route.shares else None
+
+    async def specs(self) -> dict[str, VersionSpec]:
+        """Returns the versions by name."""
+        _, specs = await self.read()
+        return specs
+
+    async def fix(self, shares: Mapping[str, float]) -> Route:
+        """Writes down who serves a model without a route, before others come.
+
+        Args:
+            shares: Version -> percent. A version needs no specification: workers that
+                were started by hand serve as well.
+
+        Returns:
+            The route; that which there was, where there was one.
+        """
+        return (await self._change(changes.fixed(shares)))[0]
+
+    async def add(self, spec: VersionSpec, *, replace: bool = False) -> Route:
+        """Adds a version, which gets no share by that.
+
+        Args:
+            spec: Its `model.version` is its `version`.
+            replace: Takes the place of one of that name, where there is one.
+
+        Raises:
+            VersionConflict: The name is in use.
+        """
+        decide = changes.added(self._model, spec, replace=replace)
+        return (await self._change(decide))[0]
+
+    async def set_state(
+        self,
+        version: str,
+        state: VersionState,
+        *,
+        reason: str = "",
+        only_from: Collection[str] | None = None,
+        weights_version: str | None = None,
+        health_report: HealthReport | None = None,
+    ) -> bool:
+        """Says how a version is.
+
+        Args:
+            version: Its name.
+            state: What it is from now on.
+            reason: Why.
+            only_from: States in which it may be before; None: any.
+            weights_version: What its workers loaded; None leaves what is known.
+            health_report: Likewise.
+
+        Returns:
+            False where it was in none of `only_from`: then nothing was changed.
+
+        Raises:
+            UnknownVersion: There is no such version.
+        """
+        decide = changes.stated(
+            self._model,
+            version,
+            state,
+            reason=reason,
+            only_from=only_from,
+            weights_version=weights_version,
+            health_report=health_report,
+        )
+        return (await self._change(decide))[1]
+
+    async def switch(
+        self, shares: Mapping[str, float], *, expected_serial: int | None = None
+    ) -> Route:
+        """Gives new jobs to these versions from now on; `rollback` goes back.
+
+        Args:
+            shares: Version -> percent, 100 in all.
+            expected_serial: Of the route that the caller has seen; None: any.
+
+        Raises:
+            InvalidRequest: The shares are not 100 together.
+            UnknownVersion: One is not known.
+            VersionConflict: One is not ready, or the route is another by now.
+        """
+        decide = changes.switched(self._model, shares, expected_serial=expected_serial)
+        return (await self._change(decide))[0]
+
+    async def rollback(self) -> Route:
+        """Gives new jobs to whom they went before the last switch.
+
+        Raises:
+            VersionConflict: There was none, or a version of then is not ready.
+        """
+        return (await self._change(changes.rolled_back(self._model)))[0]
+
+    async def shadow(self, version: str, percent: float) -> Route:
+        """Has a part of the traffic copied to a version.
+
+        Args:
+            version: Which; it has to be ready.
+            percent: 0 ends it.
+
+        Raises:
+            InvalidRequest: It is no percentage.
+            UnknownVersion: There is no such version.
+            VersionConflict: It is not ready.
+        """
+        decide = changes.shadowed(self._model, version, percent)
+        return (await self._change(decide))[0]
+
+    async def remove(self, version: str) -> Route:
+        """Forgets a version. Its workers are to be stopped before.
+
+        Raises:
+            UnknownVersion: There is no such version.
+            VersionConflict: It has a share, or traffic is copied to it.
+        """
+        return (await self._change(changes.removed(self._model, version)))[0]
+
+    async def _read(self) -> tuple[Route, dict[str, VersionSpec], int]:
+        key = versions_key(self._model)
+        with translate():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(key)
+            (seconds, microseconds), row = await pipe.execute()
+        fields = {text(k): v for k, v in cast("dict[bytes, bytes]", row).items()}
+        specs = {
+            name.removeprefix(SPEC): decode_spec(raw, key)
+            for name, raw in fields.items()
+            if name.startswith(SPEC)
+        }
+        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        return decode_route(fields.get(ROUTE), key), specs, now_ms
+
+    async def _change(self, decide: changes.Decide) -> tuple[Route, bool]:
+        """Reads, decides and writes, again where somebody has written in between.
+
+        Returns:
+            The route as it stands now, and whether this has changed it.
+        """
+        for tried in range(_TRIES):
+            route, specs, now_ms = await self._read()
+            change = decide(route, specs, now_ms)
+            if change is None:
+                return route, False
+            status, detail = await self._write(route.serial, change)
+            if status == "done":
+                return change.route, True
+            if status == "refused":
+                raise VersionConflict(f"{self._model}: {detail}")
+            await sleep(random.uniform(0, 0.01 * tried))  # noqa: S311 - jitter
+        raise VersionConflict(
+            f"the versions of {self._model} are being changed all the time; try again"
+        )
+
+    async def _write(self, serial: int, change: changes.Change) -> tuple[str, str]:
+        model, spec = self._model, change.spec
+        reply = await self._runner.run_list(
+            "route_change",
+            [versions_key(model), cards_key(model), MODELS, VERSIONED],
+            [
+                *(model, serial, encode(change.route), change.action, change.version),
+                b"" if spec is None else encode(spec),
+            ],
+        )
+        status, detail = map(text, reply)
+        return status, detail
