@@ -19,9 +19,9 @@ async def test_a_worker_does_so_with_its_cards(
     nothing = cast("Any", None)
     made = Registration(
         client=redis_client,
-        scripts=nothing,
+        scripts=Shard(redis_client).scripts,
         keys=KEYS,
-        spec=cast("Any", SimpleNamespace(card=CARD, bundle=None)),
+        spec=cast("Any", SimpleNamespace(card=CARD, bundle=None, version="v1")),
         lease_ms=60_000,
         table=JobTable(),
         capacity=nothing,
