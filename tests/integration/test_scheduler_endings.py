@@ -13,7 +13,16 @@ from tokenmill.shared.scripts import StartItem
 from tokenmill.shared.scripts_reap import MAX_START_LOSSES
 
 FIELDS = {
-    *("job", "model", "job_class", "tenant", "bucket", "state", "prompt_tokens"),
+    *(
+        "job",
+        "model",
+        "version",
+        "job_class",
+        "tenant",
+        "bucket",
+        "state",
+        "prompt_tokens",
+    ),
     *("output_tokens", "queued_ms", "ttft_ms", "total_ms", "finish_reasons"),
     *("error", "epoch"),
 }
