@@ -1,5 +1,7 @@
 """Jobs to be encoded anew, or later: versions of a model may have other tokenizers."""
 
+import asyncio
+
 import msgspec
 import redis.asyncio
 
@@ -45,6 +47,7 @@ class Again:
         self._job_class = job_class
         self._kept: list[_Kept] = []
         self._seen: tuple[object, object] = (None, None)
+        self._loading: asyncio.Task[bool] | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -60,6 +63,7 @@ class Again:
             cards: Of the model and its versions.
             tokenizers: What is loaded.
         """
+        self._load(cards, tokenizers)
         seen = (self._room.targets, cards.by_version)
         if any(new is not old for new, old in zip(seen, self._seen, strict=True)):
             self._seen = seen
@@ -73,6 +77,21 @@ class Again:
         ids = [entry.job_id for entry in entries]
         waiting = await still_waiting(self._client, self._keys, ids)
         return [entry for entry in entries if entry.job_id in waiting]
+
+    def close(self) -> None:
+        """Loads nothing any more."""
+        if self._loading is not None:
+            self._loading.cancel()
+
+    def _load(self, cards: CardReader, tokenizers: TokenizerThread) -> None:
+        """Loads what versions encode with. It takes a while: only their jobs wait."""
+        if self._loading is not None and self._loading.done():
+            self._loading.result()
+            self._loading = None
+        for own in cards.by_version.values():
+            if self._loading is None and not tokenizers.has(own.tokenizer):
+                load = tokenizers.ready(self._client, own)
+                self._loading = asyncio.create_task(load)
 
     def _take_outdated(self, cards: CardReader) -> None:
         for ready in list(self._room):

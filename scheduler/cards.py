@@ -50,6 +50,8 @@ class CardReader:
     @property
     def is_mixed(self) -> bool:
         """Whether versions encode prompts differently."""
+        if not self.by_version:
+            return False
         names = {card.tokenizer for card in self.by_version.values()}
         if self._card is not None:
             names.add(self._card.tokenizer)

@@ -106,16 +106,17 @@ class EndLog:
             result = msgspec.json.decode(output, type=JobResult)
         result = msgspec.structs.replace(result, timings=_timings(times))
         job_class, prompt_tokens = text(event.get(b"class")), moment(tokens) or 0
+        tenant = text(event.get(b"tenant"))
         line = job_line(
             result,
             job_class=job_class,
-            tenant=text(event.get(b"tenant")),
+            tenant=tenant,
             bucket=bucket,
             prompt_tokens=prompt_tokens,
             epoch=moment(epoch) or 0,
         )
         _log.info(JOB_EVENT, **line)
-        count_end(result, job_class, prompt_tokens)
+        count_end(result, job_class, tenant, prompt_tokens)
 
 
 def _timings(times: Sequence[str]) -> Timings:

@@ -102,10 +102,8 @@ class Intake:
             room.unfetched,
         )
         self._too_new = too_new
-        self._loading: asyncio.Task[bool] | None = None
         self._again = Again(client, keys, room, reader.job_class)
         self.bell = Bell(self._concerned)
-
         self._named: list[str] = []
         """Jobs that the bell has named: their inputs are read with their entries."""
         self._inputs: dict[str, bytes | None] = {}
@@ -129,8 +127,7 @@ class Intake:
                 self._large.check()
                 await heard(self.bell, POLL_S)
         finally:
-            if self._loading is not None:
-                self._loading.cancel()
+            self._again.close()
             await self._large.close()
 
     async def step(self) -> bool:
@@ -139,27 +136,12 @@ class Intake:
         if card is None or not await self._tokenizers.ready(self._client, card):
             return False
         if self._cards.by_version or len(self._again):
-            await self._look_at_versions()
+            for entry in await self._again.due(self._cards, self._tokenizers):
+                await self._take_in([entry], card)
         raw = await self._read()
         for chunk in chunks(await self._parsed(raw)):
             await self._take_in(chunk, card)
         return self._reader.full
-
-    async def _look_at_versions(self) -> None:
-        """Takes in anew what other versions encode otherwise than it was encoded."""
-        cards = self._cards
-        if self._loading is not None and self._loading.done():
-            self._loading.result()
-            self._loading = None
-        for own in cards.by_version.values():
-            # It takes a while: only jobs of its version wait for that.
-            if self._loading is None and not self._tokenizers.has(own.tokenizer):
-                load = self._tokenizers.ready(self._client, own)
-                self._loading = asyncio.create_task(load)
-        for entry in await self._again.due(cards, self._tokenizers):
-            card = await cards.current()
-            if card is not None:
-                await self._take_in([entry], card)
 
     async def _read(self) -> list[RawEntry]:
         """Reads entries, and with them all that a plan needs of jobs the bell named."""

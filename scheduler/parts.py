@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from ..shared.shadow_keys import SHADOW_TENANT
 from .policy import plan
 from .rooms import Shapes
 from .snapshot import Fairness, GroupView, Plan, Snapshot, WaitingJob
@@ -93,9 +94,13 @@ class _Parts:
     def jobs(self, waiting: Sequence[WaitingJob]) -> dict[str, list[WaitingJob]]:
         """Returns the jobs of each part; those that no group is for are in none."""
         found: dict[str, list[WaitingJob]] = {}
+        copies: dict[str, list[WaitingJob]] = {}
         for job in waiting:
             version = self._of_need.get(job.needs)
             if version is None:
+                continue
+            if job.tenant == SHADOW_TENANT:
+                copies.setdefault(version, []).append(job)
                 continue
             shapes = self._shapes[version]
             large = job.tokens + job.max_tokens > shapes.sure_tokens
@@ -104,7 +109,9 @@ class _Parts:
                 found.setdefault(other, []).append(moved)
             else:
                 found.setdefault(version, []).append(job)
-        return found
+        # A copy goes where nothing else waits: in order, turns and reservations it
+        # would be one of the users' jobs.
+        return {**copies, **found}
 
     def _elsewhere(self, version: str, job: WaitingJob) -> tuple[str, WaitingJob]:
         """Another version with a share for a job too large for its own, if it may."""

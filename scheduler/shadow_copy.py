@@ -23,6 +23,8 @@ PRIORITY: Final = 100
 DEADLINE_MS: Final = 600_000
 """A copy that has not ended by then says nothing of today's traffic."""
 KEEP_MS: Final = 600_000
+MOST_BYTES: Final = 256 * 1024
+"""Of a request: waiting copies count in no limit, so they are kept small."""
 SOURCE_S: Final = 7200
 """A copy is compared or has expired long before."""
 _FIELDS: Final = ("bucket", "tokens", "max_tokens", "seed", "version")
@@ -99,6 +101,7 @@ def _copy_of(
         isinstance(record, list)
         and isinstance(payload, bytes)
         and isinstance(output, bytes)
+        and len(payload) <= MOST_BYTES
     ):
         return None
     bucket, tokens, max_tokens, seed, pinned = map(text, record)

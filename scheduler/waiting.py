@@ -118,7 +118,10 @@ class WaitingRoom:
         Args:
             targets: As the route and the live groups are now.
         """
-        self.targets = targets
+        before, self.targets = self.targets, targets
+        bound = self.begun_with or any(needs for *_, needs in self._lanes)
+        if not (bound or before.routed or targets.routed):
+            return  # nobody here needs anything of anybody
         waiting = sorted(self, key=lambda ready: ready.job.enqueued_ms)
         self._lanes.clear()
         self._lane_of.clear()

@@ -119,7 +119,7 @@ def parse_health_set(data: bytes, name: str) -> HealthSet:
 def _check(line: bytes, number: int) -> HealthCheck:
     try:
         raw = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("check", f"is not JSON: {error}") from None
     check = convert(raw, HealthCheck, "check")
     for field, problem in _problems(check):

@@ -143,19 +143,33 @@ def with_share(
         InvalidRequest: It is no percentage.
         VersionConflict: Nobody else could take the rest.
     """
+    check_percent(version, percent)
     others = {n: part for n, part in shares.items() if n != version and part > 0}
-    total = sum(others.values())
-    rest = round(WHOLE - percent, 2)
-    if rest > 0 and not others:
+    rest = SLOTS - round(percent * SLOTS / WHOLE)
+    if rest and not others:
         raise VersionConflict(
             f"{version} is to have {percent:g} % and no other version has a share that "
-            f"could take the rest; name it, as in {version}={percent:g} other={rest:g}"
+            "could take the rest; switch to the one that is to have it instead: that "
+            f"with {rest * WHOLE / SLOTS:g} %"
         )
-    made = {name: round(part * rest / total, 2) for name, part in others.items()}
-    if made:
-        largest = max(made, key=lambda name: (made[name], name))
-        made[largest] = round(made[largest] + rest - sum(made.values()), 2)
-    return check_shares({**made, version: percent})
+    return check_shares({**apportioned(others, rest), version: percent})
+
+
+def apportioned(parts: Mapping[str, float], slots: int = SLOTS) -> dict[str, float]:
+    """Returns percents in the proportions of some parts, exact to the slot.
+
+    Args:
+        parts: Version -> its part, above 0.
+        slots: Hundredths of a percent to divide.
+    """
+    total = sum(parts.values())
+    exact = {name: slots * part / total for name, part in parts.items()}
+    made = {name: int(part) for name, part in exact.items()}
+    # What rounding down leaves goes where most was cut off.
+    by_loss = sorted(exact, key=lambda name: (made[name] - exact[name], name))
+    for name in by_loss[: slots - sum(made.values())]:
+        made[name] += 1
+    return {name: count * WHOLE / SLOTS for name, count in made.items()}
 
 
 def shown_shares(shares: Mapping[str, float]) -> str:

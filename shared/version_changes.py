@@ -10,9 +10,17 @@ from typing import Literal
 
 import msgspec
 
+from .config_model import ModelConfig
 from .errors import UnknownVersion, VersionConflict
 from .health_set import HealthReport
-from .routes import Route, check_percent, check_shares, check_version_name, shown_shares
+from .routes import (
+    Route,
+    check_percent,
+    check_shares,
+    check_version_name,
+    shown_shares,
+    with_share,
+)
 from .version_records import MAY_RUN, VersionSpec, VersionState
 
 Specs = Mapping[str, VersionSpec]
@@ -53,6 +61,12 @@ def added(model: str, spec: VersionSpec, *, replace: bool) -> Decide:
                 f"the version name {spec.version} of {model} is in use (it is "
                 f"{known.state}); choose another, or remove that one first"
             )
+        share = route.shares.get(spec.version)
+        if share and spec.state == "added" and not replace:
+            raise VersionConflict(
+                f"the version name {spec.version} of {model} is in use: workers that "
+                f"nobody has described get {share:g} % of the jobs; choose another"
+            )
         created_ms = known.created_ms if known else now_ms
         made = msgspec.structs.replace(spec, created_ms=created_ms, updated_ms=now_ms)
         action: Literal["add", "put"] = "put" if replace else "add"
@@ -74,7 +88,7 @@ def stated(
     """Decides to say how a version is; None where it is in no state of `only_from`."""
 
     def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
-        known = _known(model, specs, version)
+        known = find(model, specs, version)
         if only_from is not None and known.state not in only_from:
             return None
         made = msgspec.structs.replace(
@@ -90,18 +104,61 @@ def stated(
     return decide
 
 
-def switched(
-    model: str, shares: Mapping[str, float], *, expected_serial: int | None
-) -> Decide:
+def renewed(model: str, version: str, config: ModelConfig) -> Decide:
+    """Decides to record other settings of a version; None where they are the same."""
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
+        known = find(model, specs, version)
+        if known.model == config:
+            return None
+        made = msgspec.structs.replace(known, model=config, updated_ms=now_ms)
+        return Change("set", _raised(route, now_ms, made), made, version)
+
+    return decide
+
+
+def drained(model: str, version: str) -> Decide:
+    """Decides to have a version end; None where it does not run.
+
+    One that has a share by now is refused: its jobs would have nobody.
+    """
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
+        known = find(model, specs, version)
+        share = route.shares.get(version, 0.0)
+        if share:
+            raise VersionConflict(why_not_drained(model, version, share, specs))
+        if known.state not in ("loading", "ready", "draining"):
+            return None
+        made = msgspec.structs.replace(
+            known, state="draining", reason="", updated_ms=now_ms
+        )
+        raised = _raised(route, now_ms, made)
+        shadow = {name: part for name, part in route.shadow.items() if name != version}
+        changed = msgspec.structs.replace(raised, shadow=shadow)
+        return Change("set", changed, made, version)
+
+    return decide
+
+
+def why_not_drained(model: str, version: str, share: float, specs: Specs) -> str:
+    """Returns why a version with a share cannot end, and what would help."""
+    found = f"version {version} of {model} gets {share:g} % of its jobs"
+    ready = [n for n, s in specs.items() if s.state == "ready" and n != version]
+    command = f"tokenmill models switch {model}"
+    if ready:
+        return f"{found}; first {command} {min(ready)}"
+    return (
+        f"{found} and is the only one that could; load another and {command} to "
+        "it, or stop its workers to end the model altogether"
+    )
+
+
+def switched(model: str, shares: Mapping[str, float]) -> Decide:
     """Decides to give new jobs to other versions, all of which have to be ready."""
     wanted = check_shares(shares)
 
     def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
-        if expected_serial is not None and route.serial != expected_serial:
-            raise VersionConflict(
-                f"the versions of {model} have changed meanwhile, its jobs go to "
-                f"{shown_shares(route.shares)}; look again and decide anew"
-            )
         _require_ready(model, route, specs, wanted)
         if wanted == route.shares:
             return None
@@ -110,10 +167,37 @@ def switched(
     return decide
 
 
-def rolled_back(model: str) -> Decide:
-    """Decides to give new jobs to whom they went before the last switch."""
+def moved(model: str, version: str, percent: float) -> Decide:
+    """Decides to give a version a share, and what is left to the others as they are."""
+    check_version_name(version)
+    check_percent(version, percent)
 
-    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
+        if version not in {**route.shares, **route.previous}:
+            find(model, specs, version)
+        shares = with_share(route.shares, version, percent)
+        return switched(model, shares)(route, specs, now_ms)
+
+    return decide
+
+
+def rolled_back(model: str, seen: Route) -> Decide:
+    """Decides to give new jobs to whom they went before the last switch.
+
+    Args:
+        model: Public name.
+        seen: What is to be undone. Where somebody has undone it already, nothing is
+            changed: to go back twice is to go forward again.
+    """
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
+        if _sides(route) != _sides(seen):
+            if _sides(route) == _sides(seen)[::-1]:
+                return None
+            raise VersionConflict(
+                f"the shares of {model} have changed meanwhile, its jobs go to "
+                f"{shown_shares(route.shares)}; look again and decide anew"
+            )
         if not route.previous:
             raise VersionConflict(
                 f"{model} has no earlier shares to go back to; its jobs go to "
@@ -123,6 +207,10 @@ def rolled_back(model: str) -> Decide:
         return Change("route", _shared(route, route.previous, now_ms))
 
     return decide
+
+
+def _sides(route: Route) -> tuple[dict[str, float], dict[str, float]]:
+    return route.shares, route.previous
 
 
 def shadowed(model: str, version: str, percent: float) -> Decide:
@@ -144,7 +232,7 @@ def removed(model: str, version: str) -> Decide:
     """Decides to forget a version that nothing is sent to."""
 
     def decide(route: Route, specs: Specs, now_ms: int) -> Change:
-        _known(model, specs, version)
+        find(model, specs, version)
         share = route.shares.get(version, 0) or route.shadow.get(version, 0)
         if share:
             raise VersionConflict(
@@ -161,12 +249,18 @@ def removed(model: str, version: str) -> Decide:
     return decide
 
 
-def _known(model: str, specs: Specs, version: str) -> VersionSpec:
+def find(model: str, specs: Specs, version: str) -> VersionSpec:
+    """Returns a version that was added.
+
+    Raises:
+        UnknownVersion: There is no such version.
+    """
     spec = specs.get(version)
     if spec is None:
-        known = ", ".join(sorted(specs)) or "none"
+        names = ", ".join(sorted(specs)) or "none"
         raise UnknownVersion(
-            f"there is no version {version} of {model}; known: {known}"
+            f"there is no version {version} of {model}; known: {names}. Add it with "
+            f"tokenmill models add {model} {version}"
         )
     return spec
 
@@ -178,7 +272,7 @@ def _require_ready(
     for version in sorted(shares):
         if version not in specs and version in named:
             continue  # served by workers that nobody has described
-        spec = _known(model, specs, version)
+        spec = find(model, specs, version)
         if spec.state != "ready":
             why = f" ({spec.reason})" if spec.reason else ""
             raise VersionConflict(

@@ -1,6 +1,6 @@
 """Which versions of a model have live worker groups, and what still belongs to them."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -10,6 +10,7 @@ from .keys import Keys
 from .messages import DEFAULT_VERSION
 from .redis import translate
 from .script_runner import count_of, text
+from .shadow_keys import SHADOW_TENANT
 
 _FIELDS: Final = (
     *("version", "weights_version", "state"),
@@ -94,7 +95,7 @@ async def begun_elsewhere(
         client: Redis; replies are bytes.
         keys: The shard's names.
         weights_version: The weights.
-        group: Whose jobs are not counted: it knows of its own.
+        group: Whose jobs are not counted: it knows of its own; '' is nobody.
     """
     with translate():
         pipe = client.pipeline(transaction=False)
@@ -110,7 +111,47 @@ async def begun_elsewhere(
         rows = await pipe.execute(raise_on_error=False) if job_ids else []
     wanted, own = weights_version.encode(), group.encode()
     return sum(
-        row[0] == wanted and row[1] != own
+        row[0] == wanted and not (own and row[1] == own)
         for row in cast("list[object]", rows)
         if isinstance(row, list)
     )
+
+
+async def pinned_job(
+    client: "redis.asyncio.Redis", keys: Keys, version: str
+) -> str | None:
+    """Returns a job of a shard that waits for one version alone, if there is any.
+
+    Copies are left out, which end by themselves.
+
+    Args:
+        client: Redis; replies are bytes.
+        keys: The shard's names.
+        version: The version.
+    """
+    wanted, copies = version.encode(), SHADOW_TENANT.encode()
+    with translate():
+        async for job_ids in _waiting(client, keys):
+            pipe = client.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hmget(keys.job(job_id), ["version", "tenant"])
+            pins = await pipe.execute(raise_on_error=False) if job_ids else []
+            for job_id, pin in zip(job_ids, pins, strict=True):
+                if isinstance(pin, list) and pin[0] == wanted and pin[1] != copies:
+                    return job_id
+    return None
+
+
+async def _waiting(
+    client: "redis.asyncio.Redis", keys: Keys
+) -> AsyncIterator[list[str]]:
+    """Yields the jobs of a shard that no group has, some thousands at a time."""
+    delayed = [text(name) for name in await client.zrange(keys.delayed, 0, -1)]
+    for start in range(0, len(delayed), _MOST_OPEN):
+        yield delayed[start : start + _MOST_OPEN]
+    lanes = [text(name) for name in await client.zrange(keys.lanes, 0, -1)]
+    for stream in (keys.resume, *(f"{keys.prefix}q:{lane}" for lane in lanes)):
+        first = "-"
+        while page := await client.xrange(stream, min=first, count=_MOST_OPEN):
+            yield [text(fields.get(b"id")) for _, fields in page if fields]
+            first = f"({text(page[-1][0])}"

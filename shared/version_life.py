@@ -7,8 +7,16 @@ looked at before: live groups, and who serves while nobody has said so.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from .errors import UnknownVersion, VersionConflict
-from .version_groups import LiveGroup, live_groups, serving_partitions
+from .errors import VersionConflict
+from .keys import Keys
+from .routes import apportioned
+from .version_changes import find, why_not_drained
+from .version_groups import (
+    LiveGroup,
+    begun_elsewhere,
+    live_groups,
+    serving_partitions,
+)
 from .versions import Versions, VersionSpec
 
 if TYPE_CHECKING:
@@ -56,11 +64,28 @@ class VersionLife:
         route, specs = await self.versions.read()
         if route.shares:
             return
-        serving = {one.version for one in await self.groups() if not one.draining}
-        serving |= {name for name, spec in specs.items() if spec.state == "ready"}
-        serving.discard(version)
+        serving = await self._serving(specs) - {version}
         if serving:
-            await self.versions.fix(equal_shares(sorted(serving)))
+            await self._fix(serving)
+
+    async def claim(self, version: str) -> None:
+        """The same for one that is about to announce itself: the first of a model
+        that has versions serves it, and whoever comes after it gets no share.
+
+        Args:
+            version: One that is ready, or that nobody has described.
+        """
+        route, specs = await self.versions.read()
+        if route.shares or not may_serve(specs, version):
+            return
+        await self._fix(await self._serving(specs) - {version} or {version})
+
+    async def _serving(self, specs: Mapping[str, VersionSpec]) -> set[str]:
+        live = {one.version for one in await self.groups() if not one.draining}
+        return {one for one in {*live, *specs} if may_serve(specs, one)}
+
+    async def _fix(self, serving: set[str]) -> None:
+        await self.versions.fix(apportioned(dict.fromkeys(sorted(serving), 1.0)))
 
     async def begin_load(self, version: str) -> VersionSpec:
         """Has a version loaded by whoever watches: supervisors, workers by hand.
@@ -85,9 +110,50 @@ class VersionLife:
         await self.versions.set_state(version, "loading")
         return spec
 
+    async def is_needed(
+        self, version: str, weights: str, partition: int, group: str = ""
+    ) -> bool:
+        """Whether jobs of a partition that were begun with these weights hang on a
+        version that drains: nobody else has them.
+
+        Args:
+            version: That drains.
+            weights: Of its workers.
+            partition: Where.
+            group: Who asks; it knows of its own jobs.
+        """
+        if not weights:
+            return False
+        specs = await self.versions.specs()
+        others = (one for one in await self.groups() if one.version != version)
+        if any(
+            (one.partition, one.weights_version) == (partition, weights)
+            and not one.draining
+            and may_serve(specs, one.version)
+            for one in others
+        ):
+            return False
+        keys = Keys(self._model, partition)
+        return bool(await begun_elsewhere(self._client, keys, weights, group))
+
     def serves(self, version: str, groups: Sequence[LiveGroup]) -> bool:
         """Whether a version has a live group in every partition."""
         return len(serving_partitions(groups, version)) >= self._partitions
+
+    async def require_free(self, version: str) -> None:
+        """Refuses the name of a version that is served and that nobody has described.
+
+        Raises:
+            VersionConflict: Workers of it live.
+        """
+        if version in await self.versions.specs():
+            return  # that is found, and said, by who adds it
+        live = sum(one.version == version for one in await self.groups())
+        if live:
+            raise VersionConflict(
+                f"the version name {version} of {self._model} is in use: {live} live "
+                "workers serve under it; choose another"
+            )
 
     async def require_live(self, version: str) -> None:
         """Refuses a version that could not take jobs now.
@@ -127,31 +193,11 @@ class VersionLife:
         """
         route, specs = await self.versions.read()
         self.known(version, specs)
-        share = route.shares.get(version, 0.0)
         if not route.shares:
             groups = await self.groups()
-            others = {one.version for one in groups} - {version}
-            share = 0.0 if others or not groups else 100.0
-        if share:
-            raise VersionConflict(self._why_not_drained(version, share, specs))
-        if route.shadow.get(version):
-            await self.versions.shadow(version, 0)
-        await self.versions.set_state(
-            version, "draining", only_from=("loading", "ready", "draining")
-        )
-
-    def _why_not_drained(
-        self, version: str, share: float, specs: Mapping[str, VersionSpec]
-    ) -> str:
-        found = f"version {version} of {self._model} gets {share:g} % of its jobs"
-        ready = [n for n, s in specs.items() if s.state == "ready" and n != version]
-        command = f"tokenmill models switch {self._model}"
-        if ready:
-            return f"{found}; first {command} {min(ready)}"
-        return (
-            f"{found} and is the only one that could; load another and {command} to "
-            "it, or stop its workers to end the model altogether"
-        )
+            if groups and {one.version for one in groups} == {version}:
+                raise VersionConflict(why_not_drained(self._model, version, 100, specs))
+        await self.versions.drain(version)
 
     def known(self, version: str, specs: Mapping[str, VersionSpec]) -> VersionSpec:
         """Returns a version that was added.
@@ -159,20 +205,9 @@ class VersionLife:
         Raises:
             UnknownVersion: There is no such version.
         """
-        spec = specs.get(version)
-        if spec is None:
-            names = ", ".join(sorted(specs)) or "none"
-            raise UnknownVersion(
-                f"there is no version {version} of {self._model}; known: {names}. Add "
-                f"it with tokenmill models add {self._model} {version}"
-            )
-        return spec
+        return find(self._model, specs, version)
 
 
-def equal_shares(versions: Sequence[str]) -> dict[str, float]:
-    """Returns shares that are as equal as hundredths of a percent allow."""
-    steps, more = divmod(10_000, len(versions))
-    return {
-        version: (steps + (place < more)) / 100
-        for place, version in enumerate(versions)
-    }
+def may_serve(specs: Mapping[str, VersionSpec], version: str) -> bool:
+    """Whether a version is ready, or served by workers that nobody has described."""
+    return version not in specs or specs[version].state == "ready"

@@ -11,6 +11,7 @@ from typing import Final, cast
 import redis.asyncio
 
 from . import version_changes as changes
+from .config_model import ModelConfig
 from .errors import VersionConflict
 from .health_set import HealthReport
 from .keys import MODELS, Keys
@@ -121,30 +122,68 @@ class Versions:
         )
         return (await self._change(decide))[1]
 
-    async def switch(
-        self, shares: Mapping[str, float], *, expected_serial: int | None = None
-    ) -> Route:
+    async def renew(self, version: str, config: ModelConfig) -> bool:
+        """Records what a version is loaded with, where that is not what is known.
+
+        Returns:
+            Whether anything has changed.
+
+        Raises:
+            UnknownVersion: There is no such version.
+        """
+        decide = changes.renewed(self._model, version, config)
+        return (await self._change(decide))[1]
+
+    async def drain(self, version: str) -> bool:
+        """Has a version end, and nothing copied to it any more.
+
+        Returns:
+            Whether it runs at all.
+
+        Raises:
+            UnknownVersion: There is no such version.
+            VersionConflict: It has a share of the jobs.
+        """
+        return (await self._change(changes.drained(self._model, version)))[1]
+
+    async def switch(self, shares: Mapping[str, float]) -> Route:
         """Gives new jobs to these versions from now on; `rollback` goes back.
 
         Args:
             shares: Version -> percent, 100 in all.
-            expected_serial: Of the route that the caller has seen; None: any.
 
         Raises:
             InvalidRequest: The shares are not 100 together.
             UnknownVersion: One is not known.
-            VersionConflict: One is not ready, or the route is another by now.
+            VersionConflict: One is not ready.
         """
-        decide = changes.switched(self._model, shares, expected_serial=expected_serial)
-        return (await self._change(decide))[0]
+        return (await self._change(changes.switched(self._model, shares)))[0]
 
-    async def rollback(self) -> Route:
-        """Gives new jobs to whom they went before the last switch.
+    async def move(self, version: str, percent: float) -> Route:
+        """Gives a version a share of new jobs; the others divide what is left.
 
         Raises:
-            VersionConflict: There was none, or a version of then is not ready.
+            InvalidRequest: It is no percentage.
+            UnknownVersion: There is no such version.
+            VersionConflict: One with a share is not ready, or nobody could take the
+                rest.
         """
-        return (await self._change(changes.rolled_back(self._model)))[0]
+        return (await self._change(changes.moved(self._model, version, percent)))[0]
+
+    async def rollback(self, seen: Route | None = None) -> Route:
+        """Gives new jobs to whom they went before the last switch.
+
+        Args:
+            seen: The route that is to be undone; None: whichever there is.
+
+        Raises:
+            VersionConflict: There was none, a version of then is not ready, or the
+                shares are others than those that were seen.
+        """
+        if seen is None:
+            # Asked twice, as after a reply that was lost, it would go forward again.
+            seen, _ = await self.read()
+        return (await self._change(changes.rolled_back(self._model, seen)))[0]
 
     async def shadow(self, version: str, percent: float) -> Route:
         """Has a part of the traffic copied to a version.

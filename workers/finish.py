@@ -208,11 +208,12 @@ class Recorder:
         self._say(job, result)
 
     def _say(self, job: RunningJob, result: JobResult) -> None:
-        count_end(result, job.started.job_class, job.prompt_tokens)
+        job_class, tenant = job.started.job_class, job.started.tenant
+        count_end(result, job_class, tenant, job.prompt_tokens)
         fields = job_line(
             result,
-            job_class=job.started.job_class,
-            tenant=job.started.tenant,
+            job_class=job_class,
+            tenant=tenant,
             bucket=bucket_of(job.prompt_tokens, self._buckets),
             prompt_tokens=job.prompt_tokens,
             epoch=job.epoch,

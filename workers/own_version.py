@@ -12,7 +12,6 @@ from ..shared.errors import ConfigError, HealthFailed, TokenmillError
 from ..shared.health_set import HealthReport, HealthSet
 from ..shared.outage import REDIS_ERRORS
 from ..shared.redis import translate
-from ..shared.version_groups import begun_elsewhere
 from ..shared.version_life import VersionLife
 from ..shared.versions import VersionSpec
 
@@ -29,6 +28,8 @@ LOOK_EVERY_S: Final = 1.0
 """Between two looks at what is to become of the version."""
 IDLE_LOOKS: Final = 3
 """A version that drains has been without jobs for so many looks before it ends."""
+IDLE_LOOK_S: Final = 0.5
+"""Between two of those."""
 _NOT_TO_RUN: Final = ("added", "failed", "stopped")
 
 
@@ -81,6 +82,8 @@ class OwnVersion:
         self._health: HealthSet | None = None
         self._report: HealthReport | None = None
         self._weights = ""
+        self._shares: dict[str, float] = {}
+        """Of the route, as last seen."""
         self._log = structlog.get_logger().bind(version=self._version)
 
     async def begin(self) -> None:
@@ -105,18 +108,10 @@ class OwnVersion:
 
     async def _renew(self, spec: VersionSpec) -> None:
         """What is loaded is what is recorded: settings go before an older record."""
-        if spec.model == self._model:
-            return
-        self._log.warning("version_settings_changed", model=self._model.name)
-        current = await self._versions.specs()
-        known = current.get(self._version, spec)
-        changed = VersionSpec(
-            version=self._version,
-            model=self._model,
-            state=known.state,
-            health=known.health,
-        )
-        await self._versions.add(changed, replace=True)
+        if spec.model != self._model and await self._versions.renew(
+            self._version, self._model
+        ):
+            self._log.warning("version_settings_changed", model=self._model.name)
 
     async def examine(self, loaded: "Loaded") -> None:
         """Makes the checks of the version's health set.
@@ -196,9 +191,13 @@ class OwnVersion:
             self._log.warning("failure_not_recorded", error=str(error))
 
     async def ready(self) -> None:
-        """Says that the version takes jobs: this worker has announced itself."""
+        """Says that the version takes jobs, before this worker announces itself.
+
+        By then it is written down who serves: no version gets a share by being there.
+        """
         with translate():
-            if self._version in await self._versions.specs():
+            specs = await self._versions.specs()
+            if self._version in specs:
                 await self._versions.set_state(
                     self._version,
                     "ready",
@@ -206,6 +205,8 @@ class OwnVersion:
                     weights_version=self._weights,
                     health_report=self._report,
                 )
+            if specs:
+                await self._life.claim(self._version)
 
     @asynccontextmanager
     async def watched(self, worker: Draining) -> AsyncIterator[None]:
@@ -225,7 +226,7 @@ class OwnVersion:
     async def _watch(self, worker: Draining) -> None:
         idle_looks = 0
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(IDLE_LOOK_S if idle_looks else LOOK_EVERY_S)
             try:
                 with translate():
                     over = await self._is_over(worker)
@@ -240,6 +241,13 @@ class OwnVersion:
 
     async def _is_over(self, worker: Draining) -> bool:
         route, specs = await self._versions.read()
+        if route.serial:
+            self._shares = route.shares
+        elif self._shares:
+            # Redis has lost everything: what every worker knows is written again.
+            self._log.warning("route_written_again", shares=self._shares)
+            await self._versions.fix(self._shares)
+            return False
         spec = specs.get(self._version)
         if spec is None:
             if specs or route.shares:
@@ -247,8 +255,8 @@ class OwnVersion:
             return False
         if spec.state != "draining" or not worker.is_idle:
             return False
-        return not await begun_elsewhere(
-            self._client, self._keys, self._weights, self._group
+        return not await self._life.is_needed(
+            self._version, self._weights, self._keys.partition, self._group
         )
 
     async def _record(self) -> None:
@@ -258,6 +266,8 @@ class OwnVersion:
             model=self._model,
             state="ready",
             weights_version=self._weights,
+            health=self._health,
+            health_report=self._report,
         )
         try:
             await self._versions.add(spec)

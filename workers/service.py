@@ -69,6 +69,7 @@ async def serve(
 
     Raises:
         ModelLoadError: The model cannot be loaded.
+        MpsUnavailable: The settings want MPS, and its daemon does not come.
         RedisUnavailable: No connection.
         RedisUnsuitable: The server cannot be used.
     """
@@ -89,9 +90,9 @@ async def serve(
             await preload(config)
             settle()
             signals.drains(worker)  # before jobs may come: a signal must hand them back
+            await version.ready()
             with translate():
                 await worker.announce()
-            await version.ready()
             _say_ready(loaded)
             ready(loaded, group)
             return await _run(client, config, worker, group, loaded, version)

@@ -36,13 +36,19 @@ class VersionCalls:
         return ModelVersions(self._session.redis, model, pool.partitions)
 
     async def model_versions(self, model: str | None = None) -> list[VersionInfo]:
-        """Returns the versions of one model, or of all models, by name."""
-        from .operations import models_with_versions
+        """Returns the versions of one model, or of all models, by name.
+
+        Raises:
+            InvalidRequest: The pool has never heard of the model.
+        """
+        from .operations import models_with_versions, require_model
 
         found: list[VersionInfo] = []
-        names = [model] if model else await models_with_versions(self._session)
-        for name in names:
+        known = await models_with_versions(self._session)
+        for name in [model] if model else known:
             found += await (await self._versions_of(name)).infos()
+        if model and not found:
+            require_model(model, known)
         return found
 
     async def add_version(
@@ -158,7 +164,7 @@ class VersionCalls:
 
         Raises:
             UnknownVersion: There is no such version.
-            VersionConflict: It has a share, or workers.
+            VersionConflict: It has a share, workers, or jobs that wait for it alone.
         """
         await (await self._versions_of(model)).remove(version)
 

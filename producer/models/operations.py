@@ -2,18 +2,23 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from ...shared.config import Config
 from ...shared.config_check import check
 from ...shared.config_model import ModelConfig
-from ...shared.errors import ResultTimeout, VersionConflict, VersionFailed
+from ...shared.errors import (
+    InvalidRequest,
+    ResultTimeout,
+    VersionConflict,
+    VersionFailed,
+)
 from ...shared.health_set import HealthSet
 from ...shared.keys import MODELS, Keys
-from ...shared.routes import with_share
 from ...shared.script_runner import text
 from ...shared.shadow_report import ShadowReport, forget_report, read_report
-from ...shared.version_groups import begun_elsewhere
+from ...shared.version_groups import pinned_job
 from ...shared.version_keys import VERSIONED
 from ...shared.version_life import VersionLife
 from ...shared.versions import VersionSpec
@@ -34,6 +39,19 @@ async def models_with_versions(session: Session) -> list[str]:
     """Returns the models that have versions, and those that were ever served."""
     versioned, known = await session.read(("SMEMBERS", VERSIONED), ("HKEYS", MODELS))
     return sorted({text(name) for name in (*versioned, *known)})
+
+
+def require_model(model: str, known: Sequence[str]) -> None:
+    """Refuses a model that nobody has described or served.
+
+    Raises:
+        InvalidRequest: Names those that there are.
+    """
+    if model not in known:
+        raise InvalidRequest(
+            "model",
+            f"'{model[:96]}' has no versions here; known: {', '.join(known) or 'none'}",
+        )
 
 
 class ModelVersions:
@@ -75,6 +93,7 @@ class ModelVersions:
     async def add(self, model: ModelConfig, health: HealthSet | None) -> VersionInfo:
         """Describes a version; see `Client.add_version`."""
         check(Config(models=(model,)), {})
+        await self._life.require_free(model.version)
         spec = VersionSpec(version=model.version, model=model, health=health)
         await self._versions.add(spec)
         return await self.info(model.version)
@@ -132,17 +151,14 @@ class ModelVersions:
 
     async def switch(self, version: str, percent: float) -> dict[str, float]:
         """Gives new jobs to a version; see `Client.switch_version`."""
-        route, _ = await self._versions.read()
         if percent > 0:
             await self._life.require_live(version)
-        shares = with_share(route.shares, version, percent)
-        changed = await self._versions.switch(shares, expected_serial=route.serial)
-        return changed.shares
+        return (await self._versions.move(version, percent)).shares
 
     async def rollback(self, wait_s: float, tell: "Tell") -> dict[str, float]:
         """Goes back to before the last switch; see `Client.rollback_version`."""
-        route, specs = await self._versions.read()
-        for version in sorted(route.previous):
+        seen, specs = await self._versions.read()
+        for version in sorted(seen.previous):
             spec = specs.get(version)
             groups = await self._life.groups()
             live = self._life.serves(version, groups)
@@ -151,7 +167,7 @@ class ModelVersions:
             if spec is None or spec.state != "ready" or not live:
                 tell(f"{version} has no workers that are ready; loading it")
                 await self.load(version, wait_s, tell)
-        return (await self._versions.rollback()).shares
+        return (await self._versions.rollback(seen)).shares
 
     async def drain(
         self, version: str, wait_s: float | None, tell: "Tell"
@@ -179,9 +195,8 @@ class ModelVersions:
 
     async def _stop_without_workers(self, version: str, weights: str | None) -> None:
         """Nobody is there to say that it has stopped; unless jobs wait for it."""
-        for partition in range(self._partitions) if weights else ():
-            keys = Keys(self._model, partition)
-            if await begun_elsewhere(self._client, keys, cast("str", weights), ""):
+        for partition in range(self._partitions):
+            if await self._life.is_needed(version, weights or "", partition):
                 return
         await self._versions.set_state(version, "stopped", only_from=("draining",))
 
@@ -194,17 +209,25 @@ class ModelVersions:
                 f"version {version} of {self._model} has {len(groups)} live workers; "
                 f"first tokenmill models drain {self._model} {version}"
             )
+        for partition in range(self._partitions):
+            keys = Keys(self._model, partition)
+            if job_id := await pinned_job(self._client, keys, version):
+                raise VersionConflict(
+                    f"job {job_id}, and perhaps others, waits for version {version} of "
+                    f"{self._model} alone; cancel it, or first tokenmill models load "
+                    f"{self._model} {version}"
+                )
         await self._versions.remove(version)
         await forget_report(self._client, self._model, version)
 
 
 def _progress(info: VersionInfo, waited_s: float, model: str) -> str:
     """What a person wants to know while a version loads."""
-    if info.state == "ready":
-        return f"{info.version} is ready in part: {info.groups} workers, waiting"
     text = f"{info.version} is {info.state}"
     if info.reason:
         return f"{text}: {info.reason}"
+    if info.groups:
+        return f"{text} with {info.groups} workers; a partition waits for one"
     if waited_s > _UNSEEN_S:
         return (
             f"{text}; no worker of it yet. `tokenmill up` starts them; by hand: "

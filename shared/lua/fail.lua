@@ -50,15 +50,16 @@ if outcome == 'retrying' then
   count_waiting(job, 1, LATER)
 else
   local cancelled = outcome == 'cancelled'
+  local dead = not cancelled and job.tenant ~= SHADOW
   if job.deadline ~= '' then
     redis.call('ZREM', KEYS[2], id)
   end
   conclude(AT, id, job, now, {
     state = outcome, result = cancelled and ARGV[9] or ARGV[7],
     finale = cancelled and ARGV[10] or ARGV[8], reason = ARGV[4], done_key = KEYS[5],
-    told_by = ARGV[1], dead_ms = not cancelled and ARGV[11] or nil,
+    told_by = ARGV[1], dead_ms = dead and ARGV[11] or nil,
   })
-  if not cancelled then
+  if dead then
     bury(KEYS[6], id, 'attempts', ARGV[4])
   end
   save_usage(KEYS[9], now)

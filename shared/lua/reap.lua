@@ -159,15 +159,18 @@ local function finish(at, a, id, job, action)
   local dead = action == 'dead' or action == 'unstartable'
   if action == 'dead' then
     count_loss(at, job, ARGV[a + 7])
-    bury(KEYS[8], id, 'lease_losses', ARGV[a + 7])
   elseif action == 'unstartable' then
     redis.call('HSET', KEYS[at], 'start_losses', (tonumber(job.start_losses) or 0) + 1)
-    bury(KEYS[8], id, 'start_losses', ARGV[a + 7])
+  end
+  local kept = dead and job.tenant ~= SHADOW
+  if kept then
+    local reason = action == 'dead' and 'lease_losses' or 'start_losses'
+    bury(KEYS[8], id, reason, ARGV[a + 7])
   end
   conclude(at, id, job, now, {
     state = states[action], result = ARGV[a + 5], finale = ARGV[a + 6],
     reason = dead and ARGV[a + 7] or '', done_key = KEYS[7],
-    dead_ms = dead and ARGV[4] or nil,
+    dead_ms = kept and ARGV[4] or nil,
   })
 end
 

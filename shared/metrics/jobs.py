@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Final
 
 from ..messages import JobClass, JobResult
+from ..shadow_keys import SHADOW_TENANT
 from .catalog import (
     DEAD,
     DISPATCHED,
@@ -47,14 +48,19 @@ def begin_counting(model: str) -> None:
     DEAD.add(model, by=0)
 
 
-def count_end(result: JobResult, job_class: str, prompt_tokens: int) -> None:
-    """Counts one job.
+def count_end(
+    result: JobResult, job_class: str, tenant: str, prompt_tokens: int
+) -> None:
+    """Counts one job; no copy of one, which is nobody's.
 
     Args:
         result: How it ended.
         job_class: `interactive` or `bulk`.
+        tenant: Whose it is.
         prompt_tokens: Of its prompt.
     """
+    if tenant == SHADOW_TENANT:
+        return
     model, timings = model_label(result.model), result.timings
     latency, first_token, queue_wait = _series(model, job_class)
     REQUESTS.add(model, result.state)

@@ -4,12 +4,14 @@ which has the logs, goes to files, or is passed on as well when a person watches
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 _ROTATE_BYTES: Final = 16 * 1024 * 1024
 """A log larger than this at a start is set aside, replacing the one before."""
+_LAST_LINES: Final = 5
 _DRAIN_S: Final = 1.0
 """How long the last lines of a child that has ended are waited for."""
 
@@ -54,6 +56,7 @@ class Output:
         self._directory = directory
         self._show = show
         self._logs_too = logs_too
+        self._last: dict[str, deque[str]] = {}
 
     def open(self, name: str) -> Sink:
         """Returns a fresh sink for the next incarnation of a child."""
@@ -74,7 +77,7 @@ class Output:
         """The log file of a child."""
         return self._directory / f"{name}.log"
 
-    def tail(self, name: str, num_lines: int = 5) -> list[str]:
+    def tail(self, name: str, num_lines: int = _LAST_LINES) -> list[str]:
         """Returns the last lines of a child's log, to be shown when it failed."""
         path = self.path(name)
         if self._logs_too or not path.exists():
@@ -83,6 +86,10 @@ class Output:
             file.seek(max(0, path.stat().st_size - 8192))
             text = file.read().decode(errors="replace")
         return text.splitlines()[-num_lines:]
+
+    def last_words(self, name: str) -> list[str]:
+        """The same, also where a person has read them already."""
+        return list(self._last.get(name, ())) or self.tail(name)
 
     async def _pass_on(self, name: str, handle: int) -> None:
         reader = asyncio.StreamReader()
@@ -101,5 +108,8 @@ class Output:
                 text = raw.decode(errors="replace").rstrip()
                 if text:
                     self._show(name, text)
+                if text and self._logs_too:
+                    words = self._last.setdefault(name, deque(maxlen=_LAST_LINES))
+                    words.append(text)
         finally:
             transport.close()

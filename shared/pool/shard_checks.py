@@ -16,6 +16,8 @@ from ..keys import Keys
 from ..redis import Finding
 from ..script_types import EngineCounters, GroupInfo
 from ..scripts import Scripts
+from ..shadow_keys import SHADOW_TENANT
+from ..versions import Versions
 from .queue_checks import examine_queue
 from .version_checks import find_stranded
 
@@ -171,8 +173,16 @@ def _percent(part: int, whole: int) -> str:
 async def _standing_still(
     client: redis.asyncio.Redis, keys: Keys, groups: list[GroupInfo]
 ) -> Finding | None:
-    """Returns a warning when jobs wait long, there is room, and nothing is done."""
-    roomy = [group for group in groups if _has_room(group)]
+    """Returns a warning when jobs wait long, there is room, and nothing is done.
+
+    Room of a version without a share is for nobody who waits.
+    """
+    route = await Versions(client, keys.model).route()
+    roomy = [
+        group
+        for group in groups
+        if _has_room(group) and (route is None or route.shares.get(group.version))
+    ]
     if not roomy:
         return None
     waited_ms = await _longest_wait_ms(client, keys, groups)
@@ -203,13 +213,15 @@ async def _longest_wait_ms(
 ) -> int | None:
     """Age of the oldest entry of all lanes, or None where nothing waits.
 
-    What waits for a version without a worker rightly stands still.
+    What waits for a version without a worker rightly stands still, and so may copies.
     """
     oldest = await client.zrange(keys.lanes, 0, 0)
     streams = [f"{keys.prefix}q:{lane.decode()}" for lane in oldest]
     since: dict[str, int] = {}
     for stream in (*streams, keys.resume):
         for entry_id, fields in await client.xrange(stream, count=_LOOKED_AT):
+            if fields.get(b"tenant") == SHADOW_TENANT.encode():
+                continue
             name = fields.get(b"id", b"").decode(errors="replace")
             since.setdefault(name, int(entry_id.partition(b"-")[0]))
     for job in await find_stranded(client, keys, list(since), groups):

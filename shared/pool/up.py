@@ -275,9 +275,12 @@ class Pool:
 
     def _announce_served(self, model: str) -> None:
         """Says so where there are several: each loads for a time of its own."""
-        awaited = self._watcher.awaited if self._watcher is not None else set()
+        assert self._watcher is not None
+        awaited = self._watcher.awaited
         if awaited:
             line(f"model {model} is served; loading: {', '.join(sorted(awaited))}")
+        elif self._watcher.ready:
+            line(f"model {model} is served as well")
 
     def _announce_ready(self) -> None:
         assert self._watcher is not None
@@ -287,7 +290,10 @@ class Pool:
             which = f"ready: models {', '.join(served)}"
             option = f" --model {served[0]}"
         line(f'{which}; try: tokenmill submit "Hello"{option} --stream')
-        for model in sorted(self._watcher.models(ChildState.FAILED) - set(served)):
-            line(f"warning: model {model} is not served: its workers failed")
+        for model, child in sorted(self._watcher.failing.items()):
+            failed = child.state is ChildState.FAILED
+            then = "they are not started again" if failed else "they are tried again"
+            why = f"its workers end with exit code {child.exit_code}; {then}"
+            line(f"warning: model {model} is not served: {why}")
         if self._ready_file is not None:
             self._ready_file.write_text("ready\n", encoding="utf-8")

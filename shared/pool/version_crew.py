@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 import msgspec
 import redis.asyncio
@@ -101,7 +102,11 @@ class VersionCrew:
         return stopped
 
     def _planned(self, model: ModelConfig) -> list[ChildSpec]:
-        name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{model.name}-{model.version}")
+        said = f"{model.name}-{model.version}"
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", said)
+        if name != said or "-" in model.version:
+            # Another model's version could be called the same.
+            name += f"-{crc32(f'{model.name} {model.version}'.encode()):08x}"
         planned = plan_workers(
             self._options,
             self._config,
@@ -134,4 +139,4 @@ class VersionCrew:
 
     def last_words(self, name: str) -> list[str]:
         """The end of a child's log; see `Crew`."""
-        return self._output.tail(name)
+        return self._output.last_words(name)

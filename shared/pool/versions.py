@@ -5,8 +5,9 @@ drained stays stopped, whatever the settings say, until it is loaded again.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 import redis.asyncio
 
@@ -15,21 +16,23 @@ from ..errors import ConfigError, TokenmillError
 from ..outage import REDIS_ERRORS
 from ..redis import translate
 from ..script_runner import text
-from ..version_groups import live_groups
+from ..version_groups import live_groups, serving_partitions
 from ..version_keys import VERSIONED
-from ..versions import Versions, VersionSpec
+from ..version_life import VersionLife, may_serve
+from ..versions import Versions, VersionSpec, VersionState
 from .lines import line
 from .processes import Child, ChildSpec, ChildState
 
 LOOK_EVERY_S: Final = 0.5
 TRIES: Final = 3
 """Starts of a version's worker that may end before it has ever served."""
-_RUNNING: Final = ("loading", "ready", "draining")
+_RUNNING: Final[tuple[VersionState, ...]] = ("loading", "ready", "draining")
 _REASON: Final = 400
 """Characters of a worker's last words that are recorded."""
 _ENDED: Final = (ChildState.FAILED, ChildState.STOPPED)
 Key = tuple[str, str]
 """Model and version."""
+_T = TypeVar("_T")
 
 
 class Crew(Protocol):
@@ -73,7 +76,11 @@ class VersionKeeper:
         self._configured = {(one.name, one.version): one for one in configured}
         self._partitions = partitions
         self._children: dict[Key, dict[int, Child]] = {}
-        self._complaint = ""
+        self._leaving: dict[Key, asyncio.Task[None]] = {}
+        """Versions whose workers are being stopped."""
+        self._again: Counter[Key] = Counter()
+        """Times that a version which drains was started again for what it has begun."""
+        self._said: dict[object, str] = {}
 
     async def stopped(self) -> set[Key]:
         """Returns the versions of the settings that are not to be started.
@@ -87,7 +94,9 @@ class VersionKeeper:
             if spec is None:
                 continue
             if spec.state in ("failed", "added"):
-                await versions.set_state(version, "loading")
+                await versions.set_state(
+                    version, "loading", only_from=("failed", "added")
+                )
             elif spec.state == "stopped":
                 found.add((model, version))
         return found
@@ -104,33 +113,61 @@ class VersionKeeper:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Looks once; what goes wrong is said, and met again at the next look."""
+        """Looks once at every model that has versions.
+
+        What goes wrong with one model is said once, and met again at the next look.
+        """
+        for model in await self._tried("", self._models()) or ():
+            await self._tried(model, self._tend_all(model))
+
+    async def _tried(self, model: str, work: Awaitable[_T]) -> _T | None:
         try:
             with translate():
-                await self.step()
-            self._complaint = ""
+                found = await work
         except (TokenmillError, *REDIS_ERRORS) as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                line(f"warning: versions are not looked after: {error}")
+            whose = f"of {model} " if model else ""
+            self._say(model, f"versions {whose}are not looked after: {error}")
+            return None
+        self._said.pop(model, None)
+        return found
 
-    async def step(self) -> None:
-        """Looks once at every model that has versions."""
+    def _say(self, about: object, text: str) -> None:
+        """Says something once, until it is something else."""
+        if self._said.get(about) != text:
+            self._said[about] = text
+            line(f"warning: {text}")
+
+    async def _models(self) -> list[str]:
         members = await self._client.smembers(VERSIONED)  # type: ignore[misc]
-        for model in sorted(text(member) for member in members):
-            specs = await Versions(self._client, model).specs()
-            for version, spec in specs.items():
-                await self._tend((model, version), spec)
-            for key in [k for k in self._children if k[0] == model]:
-                if key[1] not in specs and key not in self._configured:
-                    await self._end(key)  # it was removed
+        return sorted(text(member) for member in members)
+
+    async def _tend_all(self, model: str) -> None:
+        versions = Versions(self._client, model)
+        route, specs = await versions.read()
+        if specs and not route.shares:
+            # Before a further version is ready: the one of the settings serves.
+            for own in [v for m, v in self._configured if m == model]:
+                if may_serve(specs, own):
+                    await versions.fix({own: 100.0})
+        for version, spec in specs.items():
+            await self._tend((model, version), spec)
+        for key in [k for k in self._children if k[0] == model]:
+            if key[1] not in specs and key not in self._configured:
+                self._end(key)  # it was removed
 
     async def _tend(self, key: Key, spec: VersionSpec) -> None:
+        if key in self._leaving:
+            return
         children = self._children.get(key, {})
         alive = {n: one for n, one in children.items() if one.state not in _ENDED}
         failed = [one for one in children.values() if one.state is ChildState.FAILED]
-        if spec.state not in _RUNNING:
-            await self._end(key)
+        if spec.state != "draining":
+            self._again.pop(key, None)
+        if spec.state == "added" and key in self._configured:
+            # Somebody describes what the settings run already.
+            await self._set_state(key, "loading", only_from=("added",))
+        elif spec.state not in _RUNNING:
+            self._end(key)
         elif failed and not alive:
             await self._note_failure(key, failed[0])
         elif spec.state == "draining":
@@ -142,16 +179,14 @@ class VersionKeeper:
 
     async def _fill(self, key: Key, spec: VersionSpec, there: set[int]) -> None:
         """Starts the replicas that are not there."""
-        planned = self._planned(key, spec)
-        if planned is None:
-            model, version = key
-            reason = self._complaint
-            line(f"warning: version {version} of {model} cannot be run: {reason}")
-            versions = Versions(self._client, model)
-            await versions.set_state(version, "failed", reason=reason)
+        try:
+            planned = self._plan(self._configured.get(key, spec.model))
+        except ConfigError as error:
+            await self._give_up(key, str(error))
             return
         missing = [n for n in range(len(planned)) if n not in there]
         if not missing:
+            self._said.pop(key, None)
             return
         line(f"version {key[1]} of {key[0]}: starting {len(missing)} workers")
         old = [c for n, c in self._children.get(key, {}).items() if n in missing]
@@ -159,60 +194,81 @@ class VersionKeeper:
         made = self._crew.employ([planned[n] for n in missing])
         self._children.setdefault(key, {}).update(zip(missing, made, strict=True))
 
-    def _planned(self, key: Key, spec: VersionSpec) -> list[ChildSpec] | None:
-        """Workers of a version; None, with the complaint set, where it cannot be."""
-        model = self._configured.get(key, spec.model)
-        try:
-            return self._plan(model)
-        except ConfigError as error:
-            self._complaint = str(error)
-            return None
-
     async def _let_end(
         self, key: Key, spec: VersionSpec, alive: Mapping[int, Child]
     ) -> None:
-        """Workers end by themselves once they are idle; none is started again.
+        """Workers end by themselves once they are idle.
 
-        After a restart of the whole pool there are none: then they are started once
-        more, for jobs that were begun there.
+        None is started again, but for jobs that were begun there and have nobody: after
+        a crash, or a restart of the whole pool.
         """
         for one in alive.values():
             one.let_end()
         if alive:
             return
-        if key in self._children:
-            await self._end(key)
-            await self._stop_if_gone(key)
-        else:
-            await self._fill(key, spec, set())
-            for one in self._children.get(key, {}).values():
-                one.let_end()
-
-    async def _stop_if_gone(self, key: Key) -> None:
         model, version = key
-        groups = await live_groups(self._client, model, self._partitions)
-        if not any(one.version == version for one in groups):
-            versions = Versions(self._client, model)
-            await versions.set_state(version, "stopped", only_from=("draining",))
+        if not await self._is_needed(key, spec):
+            self._end(key)
+            groups = await live_groups(self._client, model, self._partitions)
+            if not any(one.version == version for one in groups):
+                await self._set_state(key, "stopped", only_from=("draining",))
+        elif self._again[key] < TRIES:
+            self._again[key] += 1
+            await self._fill(key, spec, set())
+        else:
+            await self._give_up(key, "its workers die over the jobs that they have")
+
+    async def _is_needed(self, key: Key, spec: VersionSpec) -> bool:
+        """Whether jobs that it has begun wait in a partition where nobody is."""
+        model, version = key
+        life = VersionLife(self._client, model, self._partitions)
+        here = serving_partitions(await life.groups(), version)
+        for partition in set(range(self._partitions)) - here:
+            if await life.is_needed(version, spec.weights_version or "", partition):
+                return True
+        return False
 
     async def _note_failure(self, key: Key, child: Child) -> None:
-        """No worker of it is left: the version has failed, for the first one's reason.
+        """No worker of it is left here: it has failed, for the first one's reason.
 
         A worker that failed its health set has said so itself, and more clearly.
         """
+        words = self._crew.last_words(child.spec.name)
+        await self._give_up(key, _reason(words, child.exit_code))
+
+    async def _give_up(self, key: Key, reason: str) -> None:
+        """Marks a version as failed, unless workers on other hosts serve it."""
         model, version = key
-        reason = _reason(self._crew.last_words(child.spec.name), child.exit_code)
-        await self._end(key)
         groups = await live_groups(self._client, model, self._partitions)
         if any(one.version == version for one in groups):
-            return  # workers on other hosts serve
-        versions = Versions(self._client, model)
-        await versions.set_state(version, "failed", reason=reason, only_from=_RUNNING)
-        line(f"warning: version {version} of {model} has failed: {reason}")
+            self._say(key, f"version {version} of {model} fails here: {reason}")
+            return
+        await self._set_state(key, "failed", reason=reason, only_from=_RUNNING)
+        self._say(key, f"version {version} of {model} has failed: {reason}")
+        self._end(key)
 
-    async def _end(self, key: Key) -> None:
-        children = self._children.pop(key, {})
-        await self._crew.dismiss(list(children.values()))
+    async def _set_state(
+        self,
+        key: Key,
+        state: VersionState,
+        *,
+        reason: str = "",
+        only_from: Sequence[VersionState],
+    ) -> None:
+        versions = Versions(self._client, key[0])
+        await versions.set_state(key[1], state, reason=reason, only_from=only_from)
+
+    def _end(self, key: Key) -> None:
+        """Stops its workers, which may take a while: others are not kept waiting."""
+        children = list(self._children.pop(key, {}).values())
+        if children:
+            self._leaving[key] = asyncio.create_task(self._dismiss(key, children))
+
+    async def _dismiss(self, key: Key, children: Sequence[Child]) -> None:
+        try:
+            await self._crew.dismiss(children)
+        finally:
+            del self._leaving[key]
 
 
 def _numbers(children: Mapping[int, Child], some: Sequence[Child]) -> set[int]:

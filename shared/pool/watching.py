@@ -23,6 +23,7 @@ _LOOK_EVERY_S: Final = 0.2
 _ALIVE_IS_WELL_S: Final = 2.0
 """A child without a sign of its own in Redis is taken to run after this long."""
 _FORFEIT_TIMEOUT_S: Final = 5.0
+_DEATHS: Final = 2
 
 
 class Watcher:
@@ -52,8 +53,8 @@ class Watcher:
         self.serves = False
         """Whether a scheduler and, where there are any, a worker have been seen."""
         self.ready = False
-        """Whether it serves every model whose workers have not failed for good, over
-        HTTP too where it is to."""
+        """Whether it serves every model whose workers do not fail, over HTTP too where
+        it is to."""
 
     def look(self) -> None:
         """Says that a child has been started."""
@@ -103,7 +104,21 @@ class Watcher:
     def awaited(self) -> set[str]:
         """Models that nobody serves yet and somebody still may."""
         coming = self.models(ChildState.STARTING, ChildState.WAITING)
-        return coming - self.served
+        # The others are not kept from their users by one that dies again and again.
+        given_up = set(self.failing) if self.served else set()
+        return coming - self.served - given_up
+
+    @property
+    def failing(self) -> dict[str, Child]:
+        """Models of which every worker dies, never having served -> one of those."""
+        workers: dict[str, list[Child]] = {}
+        for child in filter(is_worker, self._children):
+            workers.setdefault(model_of_worker(child.spec), []).append(child)
+        return {
+            model: some[0]
+            for model, some in workers.items()
+            if model not in self.served and all(map(_dies, some))
+        }
 
     def _gateway_comes(self) -> bool:
         """Whether a gateway starts for the first time and does not answer yet."""
@@ -127,6 +142,12 @@ class Watcher:
 def is_worker(child: Child) -> bool:
     """Whether this child serves a model."""
     return child.spec.name.startswith("worker")
+
+
+def _dies(child: Child) -> bool:
+    """Whether it has failed for good, or died as often as is no accident."""
+    died = child.restarts + (child.state is ChildState.WAITING)
+    return child.state is ChildState.FAILED or died >= _DEATHS
 
 
 def _is_of(card: ProcessCard, child: Child) -> bool:

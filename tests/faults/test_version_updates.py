@@ -26,7 +26,7 @@ SETTINGS = {
     "TOKENMILL_WORKER_DRAIN_S": "0.5",
     "TOKENMILL_WORKER_MAX_RUNNING": "64",
     "TOKENMILL_WORKER_LEASE_MS": "2000",
-    "CRASH_AT_LOAD": "v-crashes",
+    "CRASH_AT_LOAD": "crashes",
 }
 
 
@@ -127,7 +127,7 @@ async def test_what_a_version_runs_ends_there_however_long_it_takes(operating) -
 async def test_a_version_that_crashes_at_load_is_given_up_and_gets_nothing(
     updated, operating
 ) -> None:
-    name = "v-crashes"
+    name = "crashes"
     await operating.add_version(ModelConfig(name=MODEL, version=name))
     with pytest.raises(VersionFailed, match="exit code -9"):
         await operating.load_version(MODEL, name, wait_s=60)

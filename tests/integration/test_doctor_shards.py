@@ -10,6 +10,7 @@ from tokenmill.shared.pool import shard_checks
 from tokenmill.shared.pool.shard_checks import examine_shard, findings_of
 from tokenmill.shared.script_types import EngineCounters, GroupInfo
 from tokenmill.shared.scripts import NewJob, Scripts
+from tokenmill.shared.versions import Versions
 
 KEYS = Keys("m", 0)
 GROUP = GroupInfo(
@@ -59,6 +60,11 @@ async def test_jobs_that_wait_beside_free_room_are_a_warning(shard) -> None:
     assert found.severity == "warning"
     assert "1 jobs wait" in found.message
     assert "scheduler" in found.cure
+
+
+async def test_room_of_a_version_without_a_share_is_none(shard) -> None:
+    await Versions(shard._redis, "m").fix({"v2": 100})
+    assert "dispatch m:0" not in await look(shard)
 
 
 async def test_jobs_that_wait_for_room_are_no_fault(shard) -> None:

@@ -11,7 +11,12 @@ from support.waiting import wait_until_sync
 
 from tokenmill import Prompt, SyncClient
 from tokenmill.shared.config_model import ModelConfig
-from tokenmill.shared.errors import UnknownVersion, VersionConflict, VersionFailed
+from tokenmill.shared.errors import (
+    InvalidRequest,
+    UnknownVersion,
+    VersionConflict,
+    VersionFailed,
+)
 from tokenmill.shared.health_set import parse_health_set
 
 GOOD = b'{"prompt": "abc", "exact": "abc"}\n{"prompt": "xyz", "regex": "^x.z$"}'
@@ -115,6 +120,10 @@ def test_what_cannot_be_done_says_what_would_work(living, operator) -> None:
         operator.drain_version(MODEL, "v1")
     with pytest.raises(UnknownVersion, match="models add"):
         operator.load_version(MODEL, "v9")
+    with pytest.raises(UnknownVersion, match="no version v9"):
+        operator.switch_version(MODEL, "v9", 0)
+    with pytest.raises(InvalidRequest, match=f"known: {MODEL}"):
+        operator.model_versions("nosuch")
     bad = living.directory / "bad.jsonl"
     bad.write_text('{"prompt": "a", "exact": "b"}\n{"prompt": "a", "regex": "("}\n')
     refused = models(living, "add", MODEL, "v8", "--health", str(bad), "--json")

@@ -15,10 +15,11 @@ from tokenmill.workers.loading import load
 TEXT = "The quick brown fox jumps over the lazy dog, and over forty more of its kin."
 
 
-def test_a_text_has_the_perplexity_of_the_reference(tmp_path) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_text_has_the_perplexity_of_the_reference(tmp_path, tp: int) -> None:
     directory = save_tiny_model("llama", tmp_path)
     model = ModelConfig(
-        name="tiny", path=str(directory), weights="float32", kv="float32"
+        name="tiny", path=str(directory), weights="float32", kv="float32", tp=tp
     )
     worker = WorkerConfig(num_blocks=64, threads=1, device="cpu")
     loaded = load("model", model, worker)
@@ -32,6 +33,8 @@ def test_a_text_has_the_perplexity_of_the_reference(tmp_path) -> None:
         '{"prompt": "abc", "regex": "(?s).", "max_tokens": 4}\n'
     )
     report = run_health_set(parse_health_set(lines.encode(), "set"), loaded, "g")
+    if loaded.group is not None:
+        loaded.group.close()
     assert report.perplexity == pytest.approx(wanted, rel=1e-4)
     assert report.num_failed == 1
     assert report.failures[0].startswith("line 2: expected a perplexity")

@@ -87,7 +87,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(name=names, replace=st.booleans())
     def add(self, name, replace) -> None:
         spec = VersionSpec(version=name, model=ModelConfig(name=MODEL, version=name))
-        used = name in self.states and not replace
+        used = (name in self.states or name in self.shares) and not replace
         self.tries(
             self.versions.add(spec, replace=replace), VersionConflict if used else None
         )

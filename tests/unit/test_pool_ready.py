@@ -98,6 +98,24 @@ async def test_a_model_that_failed_for_good_is_not_waited_for() -> None:
         assert seen.watcher.models(ChildState.FAILED) == {"a"}
 
 
+async def test_a_model_that_dies_again_and_again_keeps_no_other_from_its_users() -> (
+    None
+):
+    async with Seen("a", "b") as seen:
+        seen.server.groups.add("w-b")
+        await wait_until(lambda: seen.said == ["b"])
+        dying = seen.workers["a"]
+        dying.pid, dying.state = None, ChildState.WAITING  # once may be an accident
+        assert seen.watcher.awaited == {"a"}
+        dying.restarts = 1
+        await wait_until(lambda: seen.said == ["b", "ready"])
+        assert set(seen.watcher.failing) == {"a"}
+        dying.pid, dying.state = 1, ChildState.STARTING
+        seen.server.groups.add("w-a")
+        await wait_until(lambda: seen.said == ["b", "ready", "a"])
+        assert seen.watcher.failing == {}
+
+
 async def test_without_any_model_it_is_never_ready() -> None:
     async with Seen("a") as seen:
         seen.workers["a"].state = ChildState.FAILED

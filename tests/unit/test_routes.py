@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tokenmill.scheduler.targets import WEIGHTS_GRACE_S, Aim, Targets
 from tokenmill.shared.errors import InvalidRequest, VersionConflict
-from tokenmill.shared.routes import Route, Split, check_shares, with_share
+from tokenmill.shared.routes import Route, Split, apportioned, check_shares, with_share
 
 IDS = [f"m.0.{number:020d}" for number in range(4000)]
 V1, V2, W = ("v1", "w1"), ("v2", "w2"), "w1"
@@ -85,8 +85,16 @@ def test_the_others_keep_their_proportions(parts, steps) -> None:
         assert made.get(name, 0) == pytest.approx(part * (100 - percent) / 100, abs=0.1)
 
 
+def test_many_small_shares_are_exact() -> None:
+    """Each rounded by itself, five of 0.006 % would be more than there is."""
+    others = {f"v{number}": 20.0 for number in range(5)}
+    made = with_share(others, "new", 99.97)
+    assert sorted(made.values()) == [0.01, 0.01, 0.01, 99.97]
+    assert sum(apportioned(dict.fromkeys("abc", 1.0)).values()) == pytest.approx(100)
+
+
 def test_a_rest_that_nobody_could_take_is_refused() -> None:
-    with pytest.raises(VersionConflict, match="v2=10 other=90"):
+    with pytest.raises(VersionConflict, match="that with 90 %"):
         with_share({}, "v2", 10)
     assert with_share({"v1": 100.0}, "v2", 100) == {"v2": 100}
 

@@ -9,6 +9,7 @@ from tokenmill.scheduler.targets import Targets, offers_of
 from tokenmill.scheduler.waiting import CANDIDATES, Ready, WaitingRoom
 from tokenmill.shared.messages import JobClass
 from tokenmill.shared.routes import Route
+from tokenmill.shared.shadow_keys import SHADOW_TENANT
 
 HALVES = {"v1": 50.0, "v2": 50.0}
 OLD = NOW - 60_000
@@ -46,6 +47,16 @@ def test_without_shares_a_free_job_takes_the_emptiest_and_a_bound_one_its_own() 
     groups = (of("v1", "a", free_running=1), of("v2", "b"))
     jobs = [job("free"), job("bound", needs="=v1", version="v1")]
     assert where(parts(jobs, *groups, shares={})) == {"free": "b", "bound": "a"}
+
+
+def test_copies_go_where_nothing_else_waits() -> None:
+    """Whatever their class, turn and age would give them."""
+    copy = {"tenant": SHADOW_TENANT, "job_class": BULK, "enqueued_ms": NOW - 300_000}
+    copies = [job("copy1", needs="=v1", **copy), job("copy2", needs="=v2", **copy)]
+    groups = (of("v1", "a", free_running=1, max_running=1), of("v2", "b"))
+    users = [job("user", needs="=v1", job_class=BULK, enqueued_ms=NOW)]
+    assert where(parts([*copies, *users], *groups)) == {"user": "a", "copy2": "b"}
+    assert where(parts(copies, *groups)) == {"copy1": "a", "copy2": "b"}
 
 
 def test_among_many_groups_a_bound_job_finds_its_own() -> None:

@@ -2,6 +2,7 @@
 -- by save_load; a field that reaches zero is deleted, so the hash stays small. What is
 -- delayed or retrying is counted apart, under `later:`: it takes room, and is before
 -- nobody.
+local SHADOW = 'tokenmill.shadow' -- owns copies of jobs, which are before nobody
 local RATE_WINDOW_MS = 10000 -- drained work is forgotten with this time constant
 local load_change = {}
 local drained_jobs, drained_tokens = 0, 0
@@ -18,16 +19,18 @@ local function size_of(number)
 end
 
 -- One job starts (sign 1) or stops (sign -1) waiting: its class, tenant, tokens, bytes.
--- `head` is LATER for one that waits for its time.
+-- `head` is LATER for one that waits for its time. A copy counts as its owner's alone.
 local LATER = 'later:'
 local function count_waiting(job, sign, head)
   head = head or ''
   local tokens = sign * size_of(job.tokens)
-  bump(head .. 'jobs', sign)
-  bump(head .. 'tokens', tokens)
-  bump(head .. 'bytes', sign * size_of(job.bytes))
-  bump(head .. 'class:' .. job.class .. ':jobs', sign)
-  bump(head .. 'class:' .. job.class .. ':tokens', tokens)
+  if job.tenant ~= SHADOW then
+    bump(head .. 'jobs', sign)
+    bump(head .. 'tokens', tokens)
+    bump(head .. 'bytes', sign * size_of(job.bytes))
+    bump(head .. 'class:' .. job.class .. ':jobs', sign)
+    bump(head .. 'class:' .. job.class .. ':tokens', tokens)
+  end
   bump(head .. 'tenant:' .. job.tenant .. ':jobs', sign)
   bump(head .. 'tenant:' .. job.tenant .. ':tokens', tokens)
 end
@@ -39,6 +42,9 @@ local function count_drained(job)
     return count_waiting(job, -1, LATER)
   end
   count_waiting(job, -1)
+  if job.tenant == SHADOW then
+    return
+  end
   drained_jobs = drained_jobs + 1
   drained_tokens = drained_tokens + size_of(job.tokens)
 end
@@ -96,7 +102,8 @@ local function save_load(key, now)
     end
     if left and field == 'jobs' then
       first, none = left == by, left == 0
-    elseif left and string.find(field, '^tenant:.*:jobs$') then
+    elseif left and field ~= 'tenant:' .. SHADOW .. ':jobs'
+      and string.find(field, '^tenant:.*:jobs$') then
       tenants = tenants + (left == by and 1 or left == 0 and -1 or 0)
     end
   end
