@@ -45,6 +45,11 @@ class Follower:
         return self._process is not None and self._process.returncode is None
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it runs and has told of no failure."""
+        return self.is_running and not self.has_failed
+
+    @property
     def name(self) -> str:
         """The rank in words, with its process id."""
         return f"{self.order.name} (pid {self.pid})"

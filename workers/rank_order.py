@@ -6,16 +6,13 @@ from typing import Final, Literal
 import msgspec
 
 from ..shared.config import LogConfig, ModelConfig, WorkerConfig
+from ..shared.config_load import PREFIX, RESERVED_PREFIXES
 
 Backend = Literal["gloo", "nccl"]
 
-_SECRETS: Final = frozenset(
-    {
-        *("TOKENMILL_URL", "TOKENMILL_REDIS_URL"),
-        *("TOKENMILL_WEBHOOKS_SECRET", "TOKENMILL_WEBHOOKS_PREVIOUS_SECRET"),
-    }
-)
-"""A follower computes; it has no business with Redis or with receivers."""
+_KEPT: Final = ("TOKENMILL_KERNELS", "TOKENMILL_DEBUG", *RESERVED_PREFIXES)
+"""Of our variables, those that a follower may see. The others are settings, which come
+with its order; among them are addresses with passwords, and secrets of webhooks."""
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +59,16 @@ def share_threads(total: int, size: int) -> tuple[int, ...]:
 
 
 def follower_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns a worker's environment without what gives access to the pool.
+    """Returns a worker's environment without the settings of the pool.
 
     Args:
         environ: The worker's own.
     """
-    return {name: value for name, value in environ.items() if name not in _SECRETS}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(PREFIX) or name.startswith(_KEPT)
+    }
 
 
 def orders(

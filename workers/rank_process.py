@@ -116,9 +116,11 @@ def _in_background(work: Callable[[], None]) -> None:
 
 def _end(code: int) -> NoReturn:
     """Ends at once: other threads may be in native code that nothing can stop."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # even where nobody reads the log any more
 
 
 if __name__ == "__main__":

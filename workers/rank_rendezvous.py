@@ -10,7 +10,9 @@ class Rendezvous:
     """A file that torch's file store works on.
 
     On Linux it lies in memory, reached by a descriptor that followers inherit: groups
-    of one host cannot meet by mistake, and nothing is left however processes end.
+    of one host cannot meet by mistake, and nothing is left however processes end. The
+    descriptor is never closed: torch's store writes to its path once more when it is
+    freed, and a number that was given up could lead to any other file by then.
     Elsewhere it is a temporary file, which `close` removes.
     """
 
@@ -31,9 +33,6 @@ class Rendezvous:
         return () if self._descriptor is None else (self._descriptor,)
 
     def close(self) -> None:
-        """Gives it up; who has it open keeps it."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Removes what has a name."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

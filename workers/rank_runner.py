@@ -1,8 +1,8 @@
 """The runner of a group, whose first failed step is its last."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from ..shared.errors import GroupLost
 from .bridge import EXIT_STUCK
 from .engine.parallel.runner import LeadingRunner
 
@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from .engine.batch import StepBatch
     from .engine.model.runner import TransformersRunner
     from .engine.parallel.communicator import Communicator
+
+
+class Fail(Protocol):
+    """Ends the group."""
+
+    def __call__(self, reason: str, *, misses_another: bool) -> None:
+        """Says why; and whether another rank was waited for in vain."""
+        ...
 
 
 class GroupRunner(LeadingRunner):
@@ -31,7 +39,7 @@ class GroupRunner(LeadingRunner):
         self,
         runner: "TransformersRunner",
         communicator: "Communicator",
-        fail: Callable[[str], None],
+        fail: Fail,
     ) -> None:
         super().__init__(runner, communicator)
         self.communicator = communicator
@@ -48,7 +56,20 @@ class GroupRunner(LeadingRunner):
             SystemExit: It failed. In a thread this silently ends that thread alone.
         """
         try:
-            return super().run(batch)
+            logits = super().run(batch)
+            if logits.is_cuda:
+                _settle(logits)
         except Exception as error:
-            self._fail(f"a step of the group failed: {type(error).__name__}: {error}")
+            self._fail(
+                f"a step of the group failed: {type(error).__name__}: {error}",
+                misses_another=isinstance(error, GroupLost),
+            )
             raise SystemExit(EXIT_STUCK) from error
+        return logits
+
+
+def _settle(logits: "torch.Tensor") -> None:
+    """Waits for the device: what fails there is raised late, and by whoever asks."""
+    import torch
+
+    torch.cuda.current_stream(logits.device).synchronize()

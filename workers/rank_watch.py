@@ -48,7 +48,9 @@ async def ending_with(group: "RankGroup | None", worker: Worker) -> AsyncIterato
 async def _end(lost: "asyncio.Future[str]", worker: Worker) -> None:
     reason = await lost
     structlog.get_logger().error("group_lost", reason=reason)
-    await worker.give_up(f"its group lost a rank: {reason}", counts=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_STUCK)
+    try:
+        await worker.give_up(f"its group lost a rank: {reason}", counts=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(EXIT_STUCK)  # even where nobody reads what it prints any more

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import structlog
 
 from ..shared.errors import ModelLoadError, ProtocolError
+from .rank_blame import BLAME_S, Blame
 from .rank_follower import COMMAND, Follower
 from .rank_order import RankOrder
 from .rank_reports import Alive, Failed, Progressed, Reached, Report, Stage
@@ -23,8 +24,6 @@ T = TypeVar("T")
 LOADING_SILENCE_S: Final = 60.0
 """While it loads, native code may keep a follower from any sign of life."""
 _TICK_S: Final = 0.1
-_BLAME_S: Final = 0.5
-"""When one rank is lost the others fail with it: so long the cause is waited for."""
 _END_S: Final = 2.0
 
 OnProgress = Callable[[int, str, float], None]
@@ -59,8 +58,7 @@ class Ranks:
         self._log = structlog.get_logger()
         self._changed = threading.Condition()
         self._lost: str | None = None
-        self._suspected: tuple[float, str] | None = None
-        """When a rank's account of its failure is to be believed, and what it says."""
+        self._blame = Blame(self._followers)
         self._on_lost: list[Callable[[str], None]] = []
         self._ending = False
         self._thread = threading.Thread(
@@ -135,14 +133,15 @@ class Ranks:
                 return
         callback(self._lost)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, *, misses_another: bool = False) -> None:
         """Says that the leader's own part has failed; ends all.
 
         Args:
             reason: What is taken for the cause if no follower turns out to be lost.
+            misses_another: It waited in vain for another rank.
         """
         self._wait_for_cause()
-        self._lose(reason)
+        self._lose(self._blame.naming_the_silent(reason) if misses_another else reason)
 
     def close(self) -> None:
         """Lets the followers end, and makes those that do not."""
@@ -160,10 +159,13 @@ class Ranks:
         try:
             with selectors.DefaultSelector() as selector:
                 for follower in self._followers:
+                    if self._ending:
+                        break
                     pipe = follower.start(self._command, self._inherited)
                     selector.register(pipe, selectors.EVENT_READ, follower)
                 while selector.get_map():
                     self._turn(selector)
+            self._believe(self._blame.verdict())
         except OSError as error:
             self._lose(f"a rank could not be started: {error}")
         except BaseException as error:  # noqa: BLE001 - nobody else would notice
@@ -208,9 +210,7 @@ class Ranks:
                 self._on_progress(rank, report.stage, report.fraction)
         elif isinstance(report, Failed):
             follower.has_failed = True
-            if self._suspected is None:
-                account = f"{follower.name}: {report.message}"
-                self._suspected = (time.monotonic() + _BLAME_S, account)
+            self._blame.hear(follower, report, time.monotonic())
         else:
             assert isinstance(report, Alive)
 
@@ -231,8 +231,11 @@ class Ranks:
                     "it is stopped or its host is overloaded"
                 )
                 return
-        if self._suspected is not None and now > self._suspected[0]:
-            self._lose(self._suspected[1])
+        self._believe(self._blame.verdict(now))
+
+    def _believe(self, account: str | None) -> None:
+        if account is not None:
+            self._lose(account)
 
     # --- any thread ------------------------------------------------------------------
     def _all_at(self, stage: Stage) -> bool:
@@ -240,7 +243,7 @@ class Ranks:
 
     def _wait_for_cause(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._lost, timeout=2 * _BLAME_S)
+            self._changed.wait_for(lambda: self._lost, timeout=2 * BLAME_S)
 
     def _raise_if_lost(self) -> None:
         if self._lost is not None:

@@ -1,56 +1,33 @@
-"""`tokenmill work --tp`: what it refuses, announces and leaves behind."""
+"""What a worker that is to be split refuses, and how a rank's own words reach it."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from support.fault_pool import FaultPool, fault_pool
-from support.pools import all_gone
 from support.tiny_models import save_tiny_model
 
-from tokenmill import Client, Prompt, Sampling
 from tokenmill.shared.config import ModelConfig, WorkerConfig
-from tokenmill.shared.errors import ConfigError
-from tokenmill.shared.pool.shard_checks import findings_of
-from tokenmill.shared.scripts_scheduler import group_info
+from tokenmill.shared.errors import ConfigError, ModelLoadError
+from tokenmill.workers import rank_group
 from tokenmill.workers.loading import load
 from tokenmill.workers.rank_place import choose_place
 
-NAME = "split"
-SETTINGS = {
-    "TOKENMILL_WORKER_DEVICE": "cpu",
-    "TOKENMILL_WORKER_KV_MEMORY_MB": "16",
-}
+WORKER = WorkerConfig(device="cpu", threads=2, kv_memory_mb=16)
 
 
-@pytest.fixture(scope="module")
-def split_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultPool]:
-    directory = tmp_path_factory.mktemp("pool")
-    model = save_tiny_model("llama", directory)
-    with fault_pool(directory, NAME, "--model", str(model), **SETTINGS) as made:
-        yield made
-
-
-def refused(pool: FaultPool, *arguments: str) -> tuple[int, str]:
-    """Starts a worker that must not come up; returns its exit code and output."""
-    worker = pool.start_worker(*arguments)
-    return worker.process.wait(60), worker.text
+def split(path: Path, tp: int) -> ModelConfig:
+    return ModelConfig(name="m", path=str(path), tp=tp)
 
 
 def test_a_degree_that_does_not_divide_is_refused_before_any_rank_starts(
-    split_pool: FaultPool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text = refused(split_pool, "--tp", "4")
-    assert code == 2, text
-    assert "degrees that work are 1, 2, 6" in text
-    assert "group_connected" not in text
-    assert "Traceback" not in text
+    model = split(save_tiny_model("llama", tmp_path), 4)
+    monkeypatch.setattr(rank_group, "Ranks", None)
+    with pytest.raises(ConfigError, match="degrees that work are 1, 2, 6") as told:
+        load("model", model, WORKER)
+    assert told.value.exit_code == 2
 
 
 def test_more_devices_than_there_are_are_refused() -> None:
@@ -66,45 +43,15 @@ def test_what_ranks_cannot_do_is_said_at_once() -> None:
     assert load("echo", model, WorkerConfig()).tp == 1
 
 
-async def test_a_group_announces_itself_serves_and_leaves_nothing(
-    split_pool: FaultPool,
-) -> None:
-    worker = split_pool.start_worker("--tp", "2")
-    await asyncio.to_thread(worker.wait_ready)
-    followers = psutil.Process(worker.process.pid).children()
-    assert len(followers) == 1
-    environment = followers[0].environ()
-    assert "TOKENMILL_URL" not in environment
-    facts = split_pool.group(worker)
-    assert facts["tp"] == "2"
-    assert facts["weights_version"].endswith("+tp2")
-    raw = split_pool.redis.hgetall(split_pool.keys.group(worker.group))
-    load_line = findings_of(group_info(raw))[0]
-    assert "split over 2 processes (tp)" in load_line.message
-    async with Client(split_pool.url) as mill:
-        job = await mill.submit(
-            Prompt("Once", model=NAME, sampling=Sampling(max_tokens=8, ignore_eos=True))
-        )
-        result = await job.result(timeout=30)
-        (status,) = (await mill.snapshot()).groups
-    assert result.usage.completion_tokens == 8
-    assert result.weights_version == facts["weights_version"]
-    assert status.tp == 2
-    worker.signal(signal.SIGTERM)
-    assert await asyncio.to_thread(worker.process.wait, 20) == 0
-    assert all_gone(followers)
-    assert not split_pool.group(worker)
-    assert "rank_lost" not in worker.text
-
-
-def test_what_a_damaged_checkpoint_lacks_is_said_once(
-    split_pool: FaultPool, tmp_path: Path
-) -> None:
-    model = tmp_path / "damaged"
-    shutil.copytree(split_pool.directory / "llama", model)
-    weights = model / "model.safetensors"
+def test_what_a_follower_lacks_is_told_in_its_own_words(tmp_path: Path) -> None:
+    """A real one, whose leader waits for it and has nothing to say itself."""
+    path = save_tiny_model("llama", tmp_path)
+    weights = path / "model.safetensors"
+    group = rank_group.RankGroup.start(path, split(path, 2), WORKER)
     weights.write_bytes(weights.read_bytes()[:-1000])
-    code, text = refused(split_pool, "--model", str(model), "--tp", "2")
-    assert code == 14, text
-    (error,) = [line for line in text.splitlines() if line.startswith("error: ")]
-    assert str(weights) in error
+    with pytest.raises(ModelLoadError) as told:
+        group.load(lambda _worker, _progress, end: end.numbers(0))
+    group.close()
+    assert str(told.value).startswith("rank 1 of 2 (pid ")
+    assert str(weights) in str(told.value)
+    assert told.value.exit_code == 14

@@ -107,6 +107,15 @@ if rank == 2:
     wait_until_sync(lambda: gone(ranks), what="the end of the others")
 
 
+def test_the_only_follower_tells_why_it_failed(play) -> None:
+    """Nobody is left who could be the cause instead, and none waits for ever."""
+    failure = """
+say(type="failed", code="model_load_error", message="no memory")
+sys.exit(14)
+"""
+    assert lost(play(failure, size=2)).endswith(": no memory")
+
+
 def test_a_follower_that_dies_takes_all_along(play) -> None:
     ranks = play(LOADS)
     ranks.wait(Stage.READY)
@@ -270,6 +279,15 @@ def test_an_error_of_the_leader_comes_second_to_a_lost_rank(play) -> None:
 
     with pytest.raises(ModelLoadError, match="rank 2 of 3"):
         ranks.run(work)
+
+
+def test_who_keeps_a_step_of_the_leader_waiting_is_named(play) -> None:
+    """It is alive, so only the leader's exchange with it tells."""
+    ranks = play(LOADS, size=2)
+    ranks.wait(Stage.READY)
+    ranks.fail("no answer within 10 s", misses_another=True)
+    assert ranks.lost.endswith("did not answer the others: no answer within 10 s")
+    assert ranks.lost.startswith("rank 1 of 2 (pid ")
 
 
 def test_a_failed_step_of_the_leader_ends_all(play) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 
 from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import ProtocolError
+from tokenmill.workers.rank_blame import BLAME_S, Blame
 from tokenmill.workers.rank_order import (
     RankOrder,
     follower_environment,
@@ -15,6 +18,7 @@ from tokenmill.workers.rank_order import (
 )
 from tokenmill.workers.rank_place import show_devices
 from tokenmill.workers.rank_progress import LeastProgress
+from tokenmill.workers.rank_rendezvous import Rendezvous
 from tokenmill.workers.rank_reports import (
     LONGEST,
     Alive,
@@ -60,16 +64,52 @@ def test_each_follower_gets_its_own_rank_and_threads() -> None:
     assert msgspec.json.decode(line, type=RankOrder) == found[1]
 
 
-def test_followers_do_not_see_the_pool() -> None:
+def test_followers_see_no_settings_of_the_pool() -> None:
     given = {
         "TOKENMILL_URL": "redis://:secret@host/0",
         "TOKENMILL_REDIS_URL": "redis://:secret@host/0",
         "TOKENMILL_WEBHOOKS_SECRET": "whsec_x",
-        "TOKENMILL_KERNELS": "numba",
-        "PATH": "/bin",
+        "TOKENMILL_STORAGE_URL": "s3://key:secret@bucket",
     }
-    seen = follower_environment(given)
-    assert seen == {"TOKENMILL_KERNELS": "numba", "PATH": "/bin"}
+    kept = {"TOKENMILL_KERNELS": "numba", "TOKENMILL_BUILD_X": "1", "PATH": "/bin"}
+    assert follower_environment({**given, **kept}) == kept
+
+
+class Suspect(msgspec.Struct):
+    name: str
+    is_silent: bool = False
+
+
+LOST, OWN = Failed("group_lost", "peer is gone"), Failed("engine_error", "no memory")
+
+
+def blame(*reports: tuple[int, Failed], silent: int | None = None) -> Blame:
+    """Of ranks 1 to 3, of which some have told of a failure one after the other."""
+    ranks = [Suspect(f"rank {number}", number == silent) for number in (1, 2, 3)]
+    made = Blame(ranks)
+    for moment, (number, report) in enumerate(reports):
+        made.hear(ranks[number - 1], report, 0.01 * moment)
+    return made
+
+
+def test_nobody_is_blamed_before_others_could_speak() -> None:
+    assert blame().verdict() is None
+    one = blame((1, OWN))
+    assert one.verdict(now=BLAME_S) is None
+    assert one.verdict(now=BLAME_S + 0.1) == "rank 1: no memory"
+    assert one.verdict() == "rank 1: no memory"  # nobody is left
+
+
+def test_the_first_that_failed_by_itself_is_blamed() -> None:
+    assert blame((2, LOST), (1, OWN), (3, LOST)).verdict() == "rank 1: no memory"
+    assert blame((1, OWN), (2, OWN)).verdict() == "rank 1: no memory"
+    assert blame((2, LOST), (1, LOST)).verdict() == "rank 2: peer is gone"
+
+
+def test_who_is_waited_for_and_says_nothing_is_named() -> None:
+    hangs = blame((1, LOST), (2, LOST), silent=3)
+    assert hangs.verdict() == "rank 3 did not answer the others: rank 1: peer is gone"
+    assert blame((1, OWN), silent=3).verdict() == "rank 1: no memory"
 
 
 def test_reports_are_read_wherever_the_pipe_cuts_them() -> None:
@@ -89,6 +129,19 @@ def test_reports_are_read_wherever_the_pipe_cuts_them() -> None:
 def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="rank"):
         ReportReader().feed(data)
+
+
+def test_what_is_left_of_a_meeting_place_touches_no_other_file(tmp_path) -> None:
+    """torch's store writes to its path when it is freed, whatever that is by then."""
+    from torch._C._distributed_c10d import FileStore
+
+    place = Rendezvous()
+    store = FileStore(place.path, 1)
+    store.set("key", "value")
+    place.close()
+    with (tmp_path / "log").open("wb") as log:  # takes the lowest number that is free
+        del store
+        assert os.fstat(log.fileno()).st_size == 0
 
 
 def test_a_group_is_as_far_as_its_slowest_rank() -> None:
