@@ -278,8 +278,8 @@ def run_all(
         figures = in_own_process(measure, path, size, asked)
         if size > 1:
             wanted = expected(config, size, options.sequences)
-            base = found["1"] if size > 1 else figures
-            problems += [f"tp={size}: {p}" for p in compare(figures, base, wanted)]
+            differing = compare(figures, found["1"], wanted)
+            problems += [f"tp={size}: {problem}" for problem in differing]
             sent = figures["all_reduce_bytes"] / options.sequences
             figures["sum_bytes_per_token"] = sent
         found[str(size)] = figures

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.generate_reference import NEAR_TIE, OUTPUT, prompts
+from support.invariance import Scarce, drain, others, small, wanted
 from support.ranks import Ranks
 from support.step_driver import Sequence, StepDriver
 from support.tiny_models import VARIANTS
 from support.wide_models import WIDE, save_wide_model
 
 from tokenmill.workers.engine.batch import ModelRunner
+from tokenmill.workers.engine.detokenizer import TokenTable
+from tokenmill.workers.engine.engine import Engine
 from tokenmill.workers.engine.model.families import FAMILIES
 from tokenmill.workers.engine.model.load import load_runner
 
@@ -163,7 +166,8 @@ def test_two_sums_a_layer_and_one_exchange_at_each_end(
             "all_reduce": 2 * layers + embedding,
             "gather": 1,
             "broadcast": 2,  # the step's plan, and the end
-            "agree": 1,  # on the KV pool's size, at load
+            # At load: what is free, the size of the KV pool, and which weights.
+            "numbers": 3,
         }
         hidden, tokens, row = 64, 3, 4
         sums = end.counts["all_reduce"].bytes - sent[rank]["all_reduce"]
@@ -198,3 +202,25 @@ def test_tokens_do_not_depend_on_the_batch_within_a_degree(
                 assert mine.output == other.output
                 for first, second in zip(mine.logits, other.logits, strict=True):
                     assert torch.equal(first, second)
+
+
+def test_preemption_and_cancellation_leave_the_ranks_in_step(
+    ranks_of: Callable[[int], Ranks], wide_model: Callable[[str], Path]
+) -> None:
+    """An engine over a group, whose requests come, yield, go and come again."""
+    path, request = wide_model("llama"), wanted(2, 0.8)
+    table = TokenTable.from_directory(path)
+    options = {"weights": "int8", "kv": "int8", "num_blocks": 64}
+    with ranks_of(2).serving(path, **options) as runner:
+        alone = Engine(runner, table)
+        alone.add(request)
+        expected = drain(alone)["wanted"]
+        scarce = Scarce(runner, 16)
+        pressed = Engine(scarce, table, kv_overcommit=16.0, prefill_chunk=7)
+        for one in (*small(request), request, *others(request)[:2]):
+            pressed.add(one)
+        for _ in range(10):
+            pressed.step()
+        assert pressed.cancel("other0")
+        assert drain(pressed)["wanted"] == expected
+        assert pressed.capacity().preemptions > 0

@@ -33,21 +33,21 @@ def load_in_turn(
 
     Where ranks agree on something the next one may go on.
     """
-    agree = end.agree_on_least
+    numbers = end.numbers
 
-    def agree_meanwhile(value: int) -> int:
+    def meanwhile(own: int) -> tuple[int, ...]:
         _turn.release()
         try:
-            return agree(value)
+            return numbers(own)
         finally:
             _turn.acquire()
 
     with _turn:
-        end.agree_on_least = agree_meanwhile
+        end.numbers = meanwhile
         try:
             return load_runner(path, communicator=end, **options)
         finally:
-            del end.agree_on_least
+            del end.numbers
 
 
 class Ranks:

@@ -87,9 +87,10 @@ def test_bytes_of_any_length_reach_all(ranks: Ranks, size: int) -> None:
     assert heard == [data] * ranks.size
 
 
-def test_ranks_agree_on_the_least(ranks: Ranks) -> None:
-    found = ranks.each(lambda end: end.agree_on_least(100 - end.rank))
-    assert found == [101 - ranks.size] * ranks.size
+def test_ranks_learn_each_others_numbers(ranks: Ranks) -> None:
+    large = 2**62
+    found = ranks.each(lambda end: end.numbers(large - end.rank))
+    assert found == [tuple(large - rank for rank in range(ranks.size))] * ranks.size
 
 
 def test_a_rank_that_leaves_is_noticed_at_once(tmp_path: Path) -> None:

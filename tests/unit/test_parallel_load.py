@@ -17,11 +17,14 @@ from support.wide_models import save_wide_model
 
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.batch import ModelRunner
+from tokenmill.workers.engine.model import room_check
+from tokenmill.workers.engine.model.budget import FreeMemory
 from tokenmill.workers.engine.model.calibration.result import (
     Calibration,
     Facts,
     LayerLoss,
 )
+from tokenmill.workers.engine.model.inspection import Question, describe
 from tokenmill.workers.engine.model.lean_import import import_transformers
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.parallel.shard import Shard
@@ -37,8 +40,8 @@ class LoneRank:
         self.shard = Shard(rank, size)
         self.rank, self.size = rank, size
 
-    def agree_on_least(self, value: int) -> int:
-        return value
+    def numbers(self, own: int) -> tuple[int, ...]:
+        return (own,)
 
 
 def settled_bytes() -> int:
@@ -173,6 +176,38 @@ def test_ranks_agree_on_the_smallest_pool(tmp_path: Path) -> None:
             lambda end: load_pool(path, end, kv_memory_mb=2 + 4 * end.rank)
         )
         assert runners == [whole.num_blocks] * 2
+
+
+def test_a_host_with_room_for_one_part_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks share its memory: each looks before any of them reads."""
+    path = save_wide_model("llama", tmp_path)
+    taken = describe(path, Question(num_blocks=4))["weights_bytes"]
+    options = {"num_blocks": 4, "kv": "int8"}
+    free = FreeMemory(int(0.8 * taken["float32"]), "host")
+    monkeypatch.setattr(room_check, "free_memory", lambda *_: free)
+    with Ranks(2, tmp_path / "rendezvous") as ranks:
+        assert ranks.load(path, weights="int8", **options)
+        with pytest.raises(ModelLoadError, match="KV in 4 blocks for each of 2 ranks"):
+            # Half of it would fit, and parts are copies even in the files' own type.
+            ranks.load(path, weights="float32", **options)
+
+
+def test_parts_of_different_weights_are_refused(tmp_path: Path) -> None:
+    """As when a calibration is written while some ranks have looked for it."""
+    path = save_wide_model("llama", tmp_path)
+    found = fitting(path, "model.layers.1.mlp.down_proj")
+    options = {"weights": "int8", "kv": "int8", "num_blocks": 8}
+    with (
+        Ranks(2, tmp_path / "rendezvous") as ranks,
+        pytest.raises(ModelLoadError, match="changed while the ranks read it"),
+    ):
+        ranks.each(
+            lambda end: load_pool(
+                path, end, calibration=found if end.rank else None, **options
+            )
+        )
 
 
 def load_pool(path: Path, end: object, **options: object) -> int:

@@ -39,6 +39,14 @@ def test_a_batch_comes_back_as_it_was(rows: np.ndarray) -> None:
         assert mine.tolist() == theirs.tolist()
 
 
+def test_nothing_of_a_batch_is_left_out() -> None:
+    """A new field has to be sent, or to be refused as adapters are."""
+    assert StepBatch.__struct_fields__ == (
+        *("token_ids", "positions", "slices", "logit_rows"),
+        "adapters",
+    )
+
+
 def test_adapters_are_refused_by_name() -> None:
     with pytest.raises(EngineError, match="lora merge"):
         encode(batch(adapters=("polite@0", None)))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.batch import StepBatch
 from tokenmill.workers.engine.model.gpu.graph_start import GraphWish, add_graphs
 
@@ -34,9 +35,10 @@ class FakeRunner:
         self.released += 1
 
 
-def started(runner: FakeRunner) -> list[list[int]]:
+def started(runner: FakeRunner, communicator: object = None) -> list[list[int]]:
     """Starts without graphs; returns the tokens of each sequence of each step."""
-    checkpoint = SimpleNamespace(wish=SimpleNamespace(weights="int8"))
+    made = SimpleNamespace(weights="int8", communicator=communicator)
+    checkpoint = SimpleNamespace(wish=made)
     wish = GraphWish(max_running=4, step_tokens=260, enabled=False)
     add_graphs(runner, checkpoint, wish)  # type: ignore[arg-type]
     return [[piece.query_length for piece in step.slices] for step in runner.steps]
@@ -68,6 +70,12 @@ def test_where_memory_runs_out_the_start_goes_on() -> None:
     runner = FakeRunner(room=100)
     assert started(runner) == [[16], [32], [64]]
     assert runner.released == 1
+
+
+def test_a_rank_of_a_group_cannot_leave_a_step_and_says_what_would_fit() -> None:
+    group = SimpleNamespace(numbers=lambda own: (own, own))
+    with pytest.raises(ModelLoadError, match=r"256 tokens .*lower worker\.prefill"):
+        started(FakeRunner(room=100), group)
 
 
 def test_any_other_failure_ends_the_start() -> None:

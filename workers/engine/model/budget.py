@@ -97,6 +97,17 @@ def free_memory(device: str = "cpu") -> FreeMemory:
     return _within_share(*_free_on_host(total), taken)
 
 
+def part_of(free: FreeMemory, sharers: int) -> FreeMemory:
+    """Returns what one of several processes may take of the memory that is free to all.
+
+    Args:
+        free: As each of them has found it.
+        sharers: How many take equal parts.
+    """
+    # A share of the whole is each process's own already.
+    return FreeMemory(free.size // (1 if _share else sharers), free.source)
+
+
 def _free_on_host(total: int) -> tuple[FreeMemory, int]:
     """Returns what is free, and the whole that it is free of."""
     available = int(psutil.virtual_memory().available)
@@ -221,7 +232,6 @@ def pool_blocks(
     Raises:
         ModelLoadError: Not even one block fits.
     """
-    free = free_memory(device)
     budget = pool_budget(
         shape,
         kind=kind,
@@ -229,8 +239,7 @@ def pool_blocks(
         kv_memory_mb=kv_memory_mb,
         device=device,
         reserved=reserved,
-        # A share of the whole is each process's own already.
-        free=FreeMemory(free.size // (1 if _share else sharers), free.source),
+        free=part_of(free_memory(device), sharers),
     )
     if budget.blocks < 1:
         raise ModelLoadError(_no_block(budget, kv_memory_mb))

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 import torch
 
+from ....shared.errors import ModelLoadError
 from ..kernels import ops as host_ops
 from ..kv.store import KVKind, KVStore
 from .assembly import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from .cache import Progress
 
 log = structlog.get_logger("tokenmill.model")
+_SAME_DIGITS = 15
+"""Hexadecimal digits of a version that ranks compare: 60 bits."""
 
 
 def load_runner(
@@ -198,6 +201,8 @@ def _runner(
         counter.watch(first_linear(checkpoint))
     precision = f"{wish.weights}>{wish.threshold}" if wish.threshold else wish.weights
     tuned = f"{precision}+{wish.tuning.version}" if wish.tuning.version else precision
+    version = weights_version(checkpoint.path, tuned, store.kind)
+    _check_same_weights(checkpoint, version)
     runner = TransformersRunner(
         model,
         decoder,
@@ -208,8 +213,7 @@ def _runner(
         scratch_blocks=scratch_blocks(wish.target),
         max_context=_context(checkpoint.config, max_context),
         eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config),
-        weights_version=weights_version(checkpoint.path, tuned, store.kind)
-        + (f"+tp{wish.shard.size}" if wish.shard else ""),
+        weights_version=f"{version}+tp{wish.shard.size}" if wish.shard else version,
     )
     runner.base = checkpoint, state
     log.info(
@@ -226,6 +230,18 @@ def _runner(
         kv_mib=store.nbytes >> 20,
     )
     return runner
+
+
+def _check_same_weights(checkpoint: Checkpoint, version: str) -> None:
+    """Refuses parts of different weights: what they add up to would be nonsense."""
+    communicator = checkpoint.wish.communicator
+    if communicator is None:
+        return
+    if len(set(communicator.numbers(int(version[:_SAME_DIGITS], 16)))) > 1:
+        raise ModelLoadError(
+            f"{checkpoint.path} or its calibration has changed while the ranks read "
+            "it; start the worker again"
+        )
 
 
 def _use_threads(threads: int | None, weights: Weights, target: Target) -> None:

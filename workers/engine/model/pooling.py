@@ -74,7 +74,7 @@ def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
         reserved, sharers = 0, 1
         if communicator is not None:
             # Once all have their weights, what is free is the pools' alone.
-            communicator.agree_on_least(0)
+            communicator.numbers(0)
             sharers = communicator.size if on_host else 1
         elif on_host:
             headers = read_headers(checkpoint.path)
@@ -89,7 +89,7 @@ def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
             sharers=sharers,
         )
     if communicator is not None:
-        num_blocks = communicator.agree_on_least(num_blocks)
+        num_blocks = min(communicator.numbers(num_blocks))
     store = KVStore(
         shape,
         num_blocks=num_blocks + scratch_blocks(target),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....shared.errors import ModelLoadError
-from .budget import MIB, free_memory
+from .budget import MIB, FreeMemory, free_memory, part_of
 from .families import kv_shape
 from .headers import read_headers
 from .sizes import (
@@ -57,10 +57,10 @@ def check_room(
     blocks = pool.num_blocks or 1
     cache = blocks * pool.block_size * kv_shape(config, wish.shard).bytes_per_token(kv)
     weights = precision_of(wish.weights)
-    # Other ranks may have read theirs by now, so only this one is looked at.
-    free = free_memory(wish.target.name)
-    copied = max(0, sizes[weights] - mapped_bytes(headers, weights) // ranks)
-    short = copied + cache - free.size
+    # A rank's parts are copies, whatever their type.
+    mapped = 0 if wish.shard else mapped_bytes(headers, weights)
+    free = _free(wish)
+    short = max(0, sizes[weights] - mapped) + cache - free.size
     if short <= 0:
         return
     fitting = [
@@ -70,10 +70,21 @@ def check_room(
     ]
     raise ModelLoadError(
         f"not enough memory for {path}: {sizes[weights] // MIB} MiB of {weights} "
-        f"weights and {cache // MIB} MiB of KV in {blocks} block{'s' * (blocks > 1)}, "
-        f"{free.size // MIB} MiB are free ({free.source}), "
+        f"weights and {cache // MIB} MiB of KV in {blocks} block{'s' * (blocks > 1)}"
+        f"{f' for each of {ranks} ranks' * (ranks > 1)}, "
+        f"{free.size // MIB} MiB are free{' for each' * (ranks > 1)} ({free.source}), "
         f"{-(-short // MIB)} MiB short; {_cure(fitting, pool)}"
     )
+
+
+def _free(wish: Wish) -> FreeMemory:
+    """Returns what is free for this process: of a group on one host, its part."""
+    free = free_memory(wish.target.name)
+    if wish.communicator is None:
+        return free
+    # No rank reads its weights before every rank has looked.
+    least = min(wish.communicator.numbers(free.size))
+    return part_of(FreeMemory(least, free.source), wish.communicator.size)
 
 
 def _cure(fitting: list[str], pool: PoolWish) -> str:

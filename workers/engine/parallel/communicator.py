@@ -64,14 +64,14 @@ class Communicator:
 
     Args:
         shard: Which rank.
-        control: Carries plans and what ranks agree on; waits without end.
+        control: Carries plans, and numbers to agree on; waits without end.
         data: Carries the tensors of a step.
     """
 
     def __init__(self, shard: Shard, control: Group, data: Group) -> None:
         self.shard = shard
         self.counts: Mapping[str, Traffic] = {
-            kind: Traffic() for kind in ("all_reduce", "gather", "broadcast", "agree")
+            kind: Traffic() for kind in ("all_reduce", "gather", "broadcast", "numbers")
         }
         """By kind of exchange."""
         self._control = control
@@ -176,17 +176,20 @@ class Communicator:
         self._broadcast(rest)
         return first + rest.numpy().tobytes()
 
-    def agree_on_least(self, value: int) -> int:
-        """Returns the smallest of all ranks' values, once every rank has named its own.
+    def numbers(self, own: int) -> tuple[int, ...]:
+        """Returns every rank's number, in the order of ranks, once all are named.
 
         It waits without end: ranks may take very different times to load.
+
+        Args:
+            own: This rank's, of 63 bits at most.
 
         Raises:
             GroupLost: A rank is gone.
         """
-        every = self._control.all_gather(torch.tensor([value], dtype=torch.int64))
-        self.counts["agree"].add((self.size - 1) * 8)
-        return int(every.min())
+        every = self._control.all_gather(torch.tensor([own], dtype=torch.int64))
+        self.counts["numbers"].add((self.size - 1) * 8)
+        return tuple(every.tolist())
 
     def close(self) -> None:
         """Leaves the group: ranks that still wait for this one are told at once."""
@@ -211,8 +214,7 @@ def connect_group(
 
     Args:
         shard: Which rank of how many.
-        rendezvous: A file that no other group uses or has used, or "tcp://host:port",
-            where rank 0 listens.
+        rendezvous: A file that no other group uses or has used.
         backend: "nccl" for a GPU of each rank's own (the current CUDA device), else
             "gloo".
         timeout_s: For an exchange within a step.

@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import (
     FileStore,
     GatherOptions,
     Store,
-    TCPStore,
     Work,
 )
 
@@ -30,7 +29,6 @@ Transport = Literal["gloo", "nccl"]
 """What carries a step's tensors: Gloo between CPUs, NCCL between GPUs."""
 LOOPBACK: Final = "127.0.0.1"
 """A group's ranks share a host; its own name may not resolve inside a container."""
-_TCP: Final = "tcp://"
 
 
 class Backend(Protocol):
@@ -149,23 +147,12 @@ def open_store(shard: Shard, rendezvous: Path | str, patience: dt.timedelta) -> 
 
     Args:
         shard: Which rank.
-        rendezvous: A file of this group alone, or "tcp://host:port".
+        rendezvous: A file of this group alone.
         patience: How long it waits for others.
-
-    Raises:
-        ModelLoadError: The address has no port.
     """
-    place = str(rendezvous)
-    if not place.startswith(_TCP):
-        store = FileStore(place, shard.size)
-        store.set_timeout(patience)
-        return store
-    host, _, port = place.removeprefix(_TCP).rpartition(":")
-    if not port.isdigit():
-        raise ModelLoadError(
-            f"rendezvous {place!r} has no port; expected tcp://host:port or a file"
-        )
-    return TCPStore(host, int(port), shard.size, shard.rank == 0, patience)
+    store = FileStore(str(rendezvous), shard.size)
+    store.set_timeout(patience)
+    return store
 
 
 def gloo_backend(store: Store, shard: Shard, patience: dt.timedelta) -> Backend:

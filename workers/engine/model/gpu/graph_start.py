@@ -71,7 +71,10 @@ def add_graphs(
     if wish is None or runner.target.device.type != "cuda":
         return
     _prepare_products(checkpoint, wish)
-    warm_up(runner, wish.step_tokens, wish.max_running)
+    communicator = checkpoint.wish.communicator
+    if communicator is not None:
+        communicator.numbers(0)  # products are measured at unequal speed
+    warm_up(runner, wish.step_tokens, wish.max_running, alone=communicator is None)
     reason = _why_not(checkpoint, wish)
     if reason is not None:
         log.info("cuda_graphs_off", reason=reason)

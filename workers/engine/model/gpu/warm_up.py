@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import structlog
 
+from .....shared.errors import ModelLoadError
 from ...batch import SequenceSlice, StepBatch
 from ...recovery import is_out_of_memory
 
@@ -21,15 +22,26 @@ _SHORT_PROMPTS: Final = (16, 32, 64)
 """Tokens: up to 64 rows the linear kernel is compiled for each power of two."""
 
 
-def warm_up(runner: TransformersRunner, step_tokens: int, max_running: int) -> None:
+def warm_up(
+    runner: TransformersRunner,
+    step_tokens: int,
+    max_running: int,
+    *,
+    alone: bool = True,
+) -> None:
     """Runs prefills, a mixed step and decodes that belong to no sequence.
 
-    Where memory runs out the rest is left to the first requests, and the log says so.
+    Where memory runs out the rest is left to the first requests, and the log says so. A
+    rank of a group cannot leave a step: there it is an error.
 
     Args:
         runner: Its pool has a scratch block behind the blocks of sequences.
         step_tokens: Most tokens of a step.
         max_running: Most sequences of a step.
+        alone: No other ranks meet this one in its steps.
+
+    Raises:
+        ModelLoadError: Memory ran out on a rank of a group.
     """
     began = time.monotonic()
     for lengths in _steps(runner, step_tokens, max_running):
@@ -38,6 +50,12 @@ def warm_up(runner: TransformersRunner, step_tokens: int, max_running: int) -> N
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            if not alone:
+                raise ModelLoadError(
+                    f"a step of {sum(lengths)} tokens ran out of memory ({error}); "
+                    "lower worker.prefill_chunk, worker.max_running or "
+                    "worker.kv_memory_mb, or raise models.tp"
+                ) from error
             log.warning(
                 "warm_up_ended", tokens=sum(lengths), reason="out of memory",
                 instead="the first such step compiles what it needs",
