@@ -129,7 +129,11 @@ class AdapterRegistry:
                 known = [field.decode() for field in entries if field[:1] != b"@"]
                 raise unknown_adapter(self.model, name, known)
             before = decoded(raw, self._key)
-            return before, {name: None, **_retired(before, "removed", now_ms)}
+            writes: _Writes = {name: None, **_retired(before, "removed", now_ms)}
+            for field, old in entries.items():  # what it has replaced goes with it
+                if field.startswith(f"@{name}@".encode()):
+                    writes |= _retired(decoded(old, self._key), "removed", now_ms)
+            return before, writes
 
         return await self._change(decide)
 

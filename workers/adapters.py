@@ -55,7 +55,11 @@ class Adapters:
             limit_s=limit_s,
         )
         self._checks = AdapterChecks(
-            client=client, loader=loader, base=card.weights_version, outage=outage
+            client=client,
+            loader=loader,
+            base=card.weights_version,
+            limit_s=limit_s,
+            outage=outage,
         )
 
     def bring(self, job: RunningJob, request: EngineRequest) -> None:

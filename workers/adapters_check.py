@@ -14,7 +14,7 @@ from ..shared.adapters import AdapterCheck, AdapterVerdict
 from ..shared.errors import TokenmillError
 from ..shared.messages import encode
 from ..shared.outage import REDIS_ERRORS, Outage
-from .adapters_loader import AdapterLoader, off_loop
+from .adapters_loader import AdapterLoader, off_loop, too_slow
 
 VERDICT_MS: Final = 120_000
 """How long a verdict waits to be read."""
@@ -29,6 +29,7 @@ class AdapterChecks:
         client: Redis.
         loader: Reads them.
         base: Version of the worker's weights.
+        limit_s: Longest that the files of one may take to come.
         outage: Shared state of the connection.
     """
 
@@ -38,11 +39,13 @@ class AdapterChecks:
         client: "redis.asyncio.Redis",
         loader: AdapterLoader,
         base: str,
+        limit_s: float,
         outage: Outage,
     ) -> None:
         self._client = client
         self._loader = loader
         self._base = base
+        self._limit_s = limit_s
         self._outage = outage
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._log = structlog.get_logger()
@@ -85,7 +88,10 @@ class AdapterChecks:
         except msgspec.DecodeError as error:
             return AdapterVerdict(problem=f"the request cannot be read: {error}")
         try:
-            facts = await off_loop(partial(self._loader.check, path))
+            async with asyncio.timeout(self._limit_s):
+                facts = await off_loop(partial(self._loader.check, path))
+        except TimeoutError:
+            return AdapterVerdict(problem=str(too_slow(self._limit_s)))
         except TokenmillError as error:
             return AdapterVerdict(problem=str(error))
         except Exception as error:  # noqa: BLE001 - told to who asked, and logged

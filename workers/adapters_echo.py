@@ -7,14 +7,9 @@ and settings are read and their digest is compared; shapes are not, there is no 
 from pathlib import Path
 
 from ..shared.errors import ModelLoadError
-from .engine.adapters.cache import AdapterCache, LoadedAdapter
-from .engine.adapters.checkpoint import (
-    WEIGHTS_FILE,
-    AdapterFacts,
-    adapter_digest,
-    read_weights_header,
-)
-from .engine.adapters.config import read_adapter_config
+from .engine.adapters.cache import AdapterCache
+from .engine.adapters.checkpoint import AdapterFacts, open_adapter
+from .engine.adapters.source import LoadedAdapter
 
 
 class EchoLoader:
@@ -27,32 +22,36 @@ class EchoLoader:
     def __init__(self, max_rank: int) -> None:
         self._max_rank = max_rank
 
-    def check(self, path: Path) -> AdapterFacts:
+    def load(self, path: Path) -> LoadedAdapter:
         """Reads an adapter's settings, the names of its tensors and its digest.
+
+        It takes as many bytes as its weights have on disk.
 
         Raises:
             ModelLoadError: One of them is missing or wrong.
         """
-        config = read_adapter_config(path)
+        files = open_adapter(path)
+        config = files.config
         if config.rank > self._max_rank:
             raise ModelLoadError(
                 f"{path} has rank {config.rank}; expected at most {self._max_rank} "
                 "(worker.max_adapter_rank)"
             )
-        names = read_weights_header(path)
-        return AdapterFacts(
+        weights = files.weights()
+        facts = AdapterFacts(
             rank=config.rank,
             alpha=config.alpha,
-            targets=tuple(sorted({name.split(".")[-3] for name in names})),
-            bytes=(path / WEIGHTS_FILE).stat().st_size,
-            digest=adapter_digest(path),
+            targets=tuple(sorted({_layer_of(name) for name in files.stored})),
+            bytes=len(weights),
+            digest=files.digest(weights),
             base=config.base,
         )
-
-    def load(self, path: Path) -> LoadedAdapter:
-        """The same; it takes as many bytes as its weights have on disk."""
-        facts = self.check(path)
         return LoadedAdapter(facts, {}, facts.bytes)
+
+
+def _layer_of(tensor: str) -> str:
+    """Returns the last part of an adapted layer's name, `…q_proj.lora_A.weight`."""
+    return tensor.rpartition(".lora_")[0].rpartition(".")[2] or tensor
 
 
 def echo_adapters(max_bytes: int, max_rank: int) -> AdapterCache:

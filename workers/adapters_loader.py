@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from ..shared.errors import ModelLoadError
-from .engine.adapters.cache import AdapterStats as AdapterStats
 from .engine.adapters.checkpoint import AdapterFacts
+from .engine.adapters.source import AdapterStats as AdapterStats
 
 NONE: Final = AdapterStats(loaded=0, leased=0, bytes=0, budget=0, loads=0, evictions=0)
 """Of a worker that serves no adapters."""
@@ -78,6 +78,18 @@ class NoAdapters:
 
     def _refusal(self) -> ModelLoadError:
         return ModelLoadError(f"this worker serves none: {self.reason}")
+
+
+def too_slow(limit_s: float) -> ModelLoadError:
+    """Returns what to say of files that do not come.
+
+    Args:
+        limit_s: How long they were waited for.
+    """
+    return ModelLoadError(
+        f"its files did not come within {limit_s:g} s (worker.step_timeout_s); look at "
+        "the file system of this host"
+    )
 
 
 async def off_loop(work: Callable[[], _T]) -> _T:

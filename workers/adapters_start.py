@@ -5,6 +5,7 @@ engine's thread. Whatever is wrong ends that one job.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from ..shared.errors import (
 )
 from ..shared.messages import AdapterRef
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
-from .adapters_loader import AdapterLoader, Held, off_loop
+from .adapters_loader import AdapterLoader, Held, off_loop, too_slow
 from .ending import Ending, Way
 from .engine.request import EngineRequest
 from .engine_thread import job_error
@@ -32,6 +33,9 @@ from .jobs import JobTable, RunningJob
 LOOK_AGAIN_S: Final = 0.25
 """While all memory is in use, a wait for a job to leave is cut off after this long:
 some other part may have let an adapter go."""
+PATIENCE_S: Final = 5.0
+"""A job that has found no room for so long goes before those that came after it: their
+adapters, in use by one after the other, would else never leave the memory."""
 
 
 class AdapterStart:
@@ -70,6 +74,8 @@ class AdapterStart:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = asyncio.Event()
         """Set when a job lets its adapter go."""
+        self._short: dict[RunningJob, float] = {}
+        """Jobs that have found no room, and since when; the first of them first."""
         self._log = structlog.get_logger()
 
     def bring(self, job: RunningJob, request: EngineRequest) -> None:
@@ -164,18 +170,29 @@ class AdapterStart:
             AdapterUnavailable: It cannot be had; the message says why.
         """
         load = partial(self._loader.load, key_of(ref), Path(card.path), ref.digest)
-        while self._goes_on(job):
-            self._left.clear()
-            try:
-                return await self._in_time(load)
-            except AdapterUnavailable as full:
-                self._log.debug("adapter_waits", job=job.id, why=str(full))
+        try:
+            while self._goes_on(job):
+                self._left.clear()
+                if not self._gives_way(job):
+                    try:
+                        return await self._in_time(load)
+                    except AdapterUnavailable as full:
+                        self._log.debug("adapter_waits", job=job.id, why=str(full))
+                        self._short.setdefault(job, time.monotonic())
                 await self._until_one_left()
-            except ModelLoadError as error:
-                raise AdapterUnavailable(
-                    f"adapter '{ref.name}' cannot be loaded: {error}"
-                ) from error
+        except ModelLoadError as error:
+            raise AdapterUnavailable(
+                f"adapter '{ref.name}' cannot be loaded: {error}"
+            ) from error
+        finally:
+            if self._short.pop(job, None) is not None:
+                self._left.set()
         return None
+
+    def _gives_way(self, job: RunningJob) -> bool:
+        """Whether another job has waited for room for long enough to go first."""
+        first = next(iter(self._short), job)
+        return first is not job and self._short[first] < time.monotonic() - PATIENCE_S
 
     async def _in_time(self, load: Callable[[], Held]) -> Held:
         loading = asyncio.ensure_future(off_loop(load))
@@ -184,10 +201,7 @@ class AdapterStart:
             return loading.result()
         # Nobody waits for it any more: what it brings is let go at once.
         loading.add_done_callback(_release_late)
-        raise ModelLoadError(
-            f"its files did not come within {self._limit_s:g} s "
-            "(worker.step_timeout_s); look at the file system of this host"
-        )
+        raise too_slow(self._limit_s)
 
     async def _until_one_left(self) -> None:
         try:

@@ -5,7 +5,6 @@ what it accepts is registered, and nothing else.
 """
 
 import asyncio
-import itertools
 import secrets
 import time
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,8 @@ from ...shared.adapters import CHECK, AdapterCheck, AdapterVerdict
 from ...shared.errors import ModelUnavailable, ProtocolError, ResultTimeout
 from ...shared.keys import Keys
 from ...shared.messages import encode
-from ..pool_view import HEARTBEAT_MS
+from ...shared.version_groups import live_groups
+from ...shared.versions import Versions
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -26,7 +26,8 @@ CHECK_S: Final = 120.0
 """Longest wait for a verdict: adapters may come over a slow network."""
 _KEPT_MS: Final = 300_000
 _ASK_AGAIN_S: Final = 2.0
-"""A word on a channel may be lost, and a worker may leave: another is asked then."""
+"""A word on a channel may be lost, and a worker may leave: another is asked then, and
+each time after twice as long, as it may also be that the files come slowly."""
 _POLL_S: Final = 0.05
 
 
@@ -61,50 +62,62 @@ async def verdict_of(
 
 
 async def _answer(session: "Session", model: str, check_id: str) -> AdapterVerdict:
-    ask_at = 0.0
-    for turn in itertools.count():
+    ask_at, turn = 0.0, 0
+    while True:
         if time.monotonic() >= ask_at:
-            await _ask(session, model, check_id, turn)
-            ask_at = time.monotonic() + _ASK_AGAIN_S
+            heard = await _ask(session, model, check_id, turn)
+            ask_at = time.monotonic() + _ASK_AGAIN_S * 2**turn
+            turn += heard
         (raw,) = await session.read(("GET", verdict_key(check_id)))
         if raw is not None:
             return _decoded(raw)
         await asyncio.sleep(_POLL_S)
-    raise AssertionError("unreachable: counting does not end")
 
 
-async def _ask(session: "Session", model: str, check_id: str, turn: int) -> None:
-    """Tells one worker that there is something to check, another one each time."""
-    channels = await _channels(session, model)
-    if not channels:
+async def _ask(session: "Session", model: str, check_id: str, turn: int) -> bool:
+    """Tells one worker that there is something to check, another one each time.
+
+    False where nobody has heard it.
+    """
+    places = await channels(session, model)
+    if not places:
         raise ModelUnavailable(
             f"the model '{model}' has no live worker, and it is a worker that checks "
             "an adapter before its name becomes visible",
             "Start one, then register the adapter",
         )
     word = f"{CHECK}{check_id}"
-    for offset in range(len(channels)):
-        channel = channels[(turn + offset) % len(channels)]
+    for offset in range(len(places)):
+        channel = places[(turn + offset) % len(places)]
         heard = await session.patiently(
             lambda: session.redis.publish(channel, word)  # noqa: B023
         )
         if heard:
-            return
+            return True
+    return False
 
 
-async def _channels(session: "Session", model: str) -> list[str]:
-    """Control channels of the live workers of a model."""
+async def channels(session: "Session", model: str) -> list[str]:
+    """Returns the control channels of the live workers that get most of a model's jobs.
+
+    Another version may have other layers, and what it refuses or takes says nothing.
+
+    Args:
+        session: The client's connections.
+        model: Public name of the base model.
+    """
     pool = await session.patiently(session.view.pool)
-    shards = [Keys(model, partition) for partition in range(pool.partitions)]
-    ((seconds, _),) = await session.read(("TIME",))
-    oldest = int(seconds) * 1000 - HEARTBEAT_MS
-    groups = await session.read(
-        *(("ZRANGEBYSCORE", keys.groups, oldest, "+inf") for keys in shards)
+    groups = await session.patiently(
+        lambda: live_groups(session.redis, model, pool.partitions)
     )
+    route = await session.patiently(Versions(session.redis, model).route)
+    if route is not None:
+        serving = max(route.shares, key=lambda version: route.shares[version])
+        groups = [one for one in groups if one.version == serving]
     return [
-        keys.control(name.decode())
-        for keys, names in zip(shards, groups, strict=True)
-        for name in names
+        Keys(model, one.partition).control(one.group)
+        for one in groups
+        if not one.draining
     ]
 
 

@@ -1,15 +1,23 @@
 """Jobs with adapters through queue, scheduler and worker, without a model."""
 
+import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 
+import msgspec
 import pytest
 from support.adapter_pool import CONFIG, MODEL, working
 from support.plain_adapters import save_plain_adapter
-from support.scheduled_pool import scheduling
-from support.waiting import wait_until
+from support.scheduled_pool import KEYS, Pool, scheduling
+from support.waiting import ticks, wait_until
 
 from tokenmill import Client, Prompt, Sampling
+from tokenmill.producer.adapters import asking
+from tokenmill.shared.adapter_keys import check_key, verdict_key
+from tokenmill.shared.adapters import AdapterCheck, AdapterVerdict
 from tokenmill.shared.adapters_registry import AdapterRegistry
 from tokenmill.shared.errors import (
     InvalidRequest,
@@ -18,8 +26,14 @@ from tokenmill.shared.errors import (
     ModelUnavailable,
     UnknownAdapter,
 )
+from tokenmill.shared.messages import encode
+from tokenmill.shared.outage import Outage
+from tokenmill.shared.versions import Versions
+from tokenmill.workers import adapters_start
+from tokenmill.workers.adapters_check import AdapterChecks
 from tokenmill.workers.adapters_echo import echo_adapters
 from tokenmill.workers.engine.adapters.cache import AdapterCache
+from tokenmill.workers.engine.adapters.checkpoint import AdapterFacts
 
 
 @pytest.fixture
@@ -196,6 +210,80 @@ async def test_jobs_wait_for_room_and_can_be_cancelled_meanwhile(
         assert (cache.stats().evictions, cache.stats().loaded) == (1, 1)
 
 
+async def test_who_waits_long_for_room_goes_before_those_that_came_later(
+    empty_redis, newest_redis, tmp_path, monkeypatch
+) -> None:
+    """Jobs of one adapter follow each other without a gap; another's gets in."""
+    monkeypatch.setattr(adapters_start, "PATIENCE_S", 0.2)
+    paths = [save_plain_adapter(tmp_path / name) for name in ("busy", "rare")]
+    size = (paths[0] / "adapter_model.safetensors").stat().st_size
+    cache = echo_adapters(size + size // 2, 16)
+    steady = Sampling(max_tokens=150, ignore_eos=True)
+    async with (
+        scheduling(empty_redis, CONFIG),
+        working(empty_redis, cache, step_ms=2),
+        Client(newest_redis.url) as mill,
+    ):
+        for path in paths:
+            await mill.add_adapter(path.name, path, model=MODEL)
+
+        async def keep_busy() -> None:
+            prompt = Prompt("x", model=MODEL, adapter="busy", sampling=steady)
+            async for _ in ticks(0.1):  # each begins while the one before runs
+                await mill.submit(prompt)
+
+        busy = asyncio.create_task(keep_busy())
+        await wait_until(lambda: cache.stats().leased == 1, timeout_s=10)
+        assert await answer(mill, asked(adapter="rare")) == "rare: hello"
+        assert not busy.done()
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+
+
+async def test_what_is_larger_than_the_memory_is_refused_at_once(
+    empty_redis, newest_redis, tmp_path
+) -> None:
+    path = save_plain_adapter(tmp_path / "large")
+    size = (path / "adapter_model.safetensors").stat().st_size
+    async with (
+        scheduling(empty_redis, CONFIG),
+        working(empty_redis, echo_adapters(size - 1, 16)),
+        Client(newest_redis.url) as mill,
+    ):
+        with pytest.raises(InvalidRequest, match=r"'large' is .*adapters_memory_mb"):
+            await mill.add_adapter("large", path, model=MODEL)
+
+
+async def test_files_that_never_come_are_said_and_block_no_other_check(
+    empty_redis, tmp_path
+) -> None:
+    class Away:
+        def check(self, path: Path) -> AdapterFacts:
+            if path.name == "away":
+                threading.Event().wait(30)
+            return echo_adapters(1 << 20, 16).check(path)
+
+    checks = AdapterChecks(
+        client=empty_redis,
+        loader=Away(),  # type: ignore[arg-type]
+        base="w",
+        limit_s=0.3,
+        outage=Outage(),
+    )
+    good = save_plain_adapter(tmp_path / "good")
+    verdicts = {}
+    for name, path in (("1", tmp_path / "away"), ("2", good)):
+        request = encode(AdapterCheck(path=str(path)))
+        await empty_redis.set(check_key(name), request, px=10_000)
+        checks.ask(name)
+    for name in ("1", "2"):
+        raw = await wait_until(partial(empty_redis.get, verdict_key(name)))
+        verdicts[name] = msgspec.json.decode(raw, type=AdapterVerdict)
+    assert "did not come within 0.3 s" in (verdicts["1"].problem or "")
+    assert verdicts["2"].problem is None
+    await checks.close()
+
+
 async def _is_running(mill: Client, job_id: str) -> bool:
     return (await mill.job(job_id).info()).state == "running"
 
@@ -221,6 +309,20 @@ def _names(ref: object):
         return ref
 
     return adapter
+
+
+async def test_a_worker_of_the_version_that_serves_is_asked(
+    empty_redis, newest_redis
+) -> None:
+    """Another version may have other layers."""
+    pool = Pool(empty_redis)
+    for version in ("v1", "v2"):
+        await pool.group(f"w-{version}", version=version)
+    async with Client(newest_redis.url) as mill:
+        found = await asking.channels(mill.session, "tiny")
+        assert set(found) == {KEYS.control("w-v1"), KEYS.control("w-v2")}
+        await Versions(empty_redis, "tiny").fix({"v1": 30.0, "v2": 70.0})
+        assert await asking.channels(mill.session, "tiny") == [KEYS.control("w-v2")]
 
 
 async def test_a_worker_that_serves_none_says_so(

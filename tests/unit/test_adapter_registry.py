@@ -67,6 +67,21 @@ async def test_what_was_removed_is_not_listed_and_comes_back_whole(registry) -> 
     assert standing.retired is None, "it is there again"
 
 
+async def test_with_a_name_goes_all_that_stood_under_it(registry) -> None:
+    await registry.add(card())
+    await registry.add(card("tone-2", OLD))
+    await registry.add(card(digest=NEW), replace=True)
+    await registry.add(card("tone-2", NEW), replace=True)
+    await registry.remove("tone")
+
+    async def retired(name: str, digest: str) -> str | None:
+        found = (await registry.standing(AdapterRef(name, digest))).retired
+        return None if found is None else found.retired
+
+    assert [await retired("tone", one) for one in (OLD, NEW)] == ["removed"] * 2
+    assert await retired("tone-2", OLD) == "replaced"
+
+
 async def test_what_was_retired_long_ago_goes_with_the_next_change(
     registry, empty_redis
 ) -> None:

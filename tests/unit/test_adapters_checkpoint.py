@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,13 @@ from support.tiny_adapters import save_tiny_adapter
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.errors import ModelLoadError
-from tokenmill.workers.engine.adapters.checkpoint import adapter_digest, check_adapter
-from tokenmill.workers.engine.adapters.config import read_adapter_config
+from tokenmill.workers.engine.adapters.checkpoint import (
+    AdapterFacts,
+    AdapterFiles,
+    adapter_digest,
+    open_adapter,
+)
+from tokenmill.workers.engine.adapters.config import MAX_RANK
 from tokenmill.workers.engine.adapters.targets import base_linears
 from tokenmill.workers.engine.adapters.weights import read_adapter
 
@@ -33,6 +39,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def adapter(base: Path, tmp_path: Path) -> Path:
     return save_tiny_adapter(base, tmp_path / "good", rank=4, alpha=8)
+
+
+def check(adapter: Path, base: Path, max_rank: int = MAX_RANK) -> AdapterFacts:
+    return read_adapter(adapter, base_linears(base), max_rank=max_rank).facts
 
 
 def changed(adapter: Path, change: Change) -> Path:
@@ -68,7 +78,7 @@ def moved(old: str, new: str) -> Change:
 
 
 def test_a_good_adapter_is_described(adapter: Path, base: Path) -> None:
-    facts = check_adapter(adapter, base)
+    facts = check(adapter, base)
     assert (facts.rank, facts.alpha) == (4, 8.0)
     assert facts.targets == (
         "down_proj",
@@ -102,7 +112,7 @@ def test_the_digest_is_that_of_the_content(adapter: Path, base: Path) -> None:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "another method": (setting(peft_type="IA3"), "'IA3'; only LORA"),
-    "DoRA": (setting(use_dora=True), "use_dora is True, which is not served"),
+    "DoRA": (setting(use_dora=True), "use_dora is true, which is not served"),
     "biases": (setting(bias="all"), "bias is 'all'"),
     "whole modules": (setting(modules_to_save=["lm_head"]), "modules_to_save"),
     "a start that changes the base": (
@@ -113,6 +123,17 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no rank": (setting(r=0), "r is 0; expected a whole number from 1"),
     "no alpha": (setting(lora_alpha="much"), "lora_alpha is 'much'"),
     "no pattern": (setting(rank_pattern={"(": 2}), "which is no pattern"),
+    "a pattern that never ends": (
+        setting(rank_pattern={r"(\w*)*x": 2}),
+        "may take too long to match",
+    ),
+    "a pattern of many repeats": (
+        setting(alpha_pattern={".*.*.*.*x": 2}),
+        "may take too long to match",
+    ),
+    "a flag that is none": (setting(use_rslora="no"), "use_rslora is 'no'"),
+    "an endless alpha": (setting(lora_alpha=10**400), "expected a finite number"),
+    "an endless rank": (setting(r=10**400), "has rank 1000.*at most 256 is served"),
     "an infinite alpha": (setting(lora_alpha=1e400), "expected a finite number"),
     "another rank": (setting(r=5), r"has shape \[4, 80\].*call for \[5, 80\]"),
     "the head": (
@@ -156,9 +177,7 @@ def test_a_bad_adapter_is_refused_by_name(what: str, adapter: Path, base: Path) 
     change, message = REFUSED[what]
     changed(adapter, change)
     with pytest.raises(ModelLoadError, match=message):
-        check_adapter(adapter, base)
-    with pytest.raises(ModelLoadError, match=message):
-        read_adapter(adapter, base_linears(base))
+        check(adapter, base)
 
 
 def test_an_adapter_that_lost_layers_is_refused(adapter: Path, base: Path) -> None:
@@ -168,9 +187,9 @@ def test_an_adapter_that_lost_layers_is_refused(adapter: Path, base: Path) -> No
 
     changed(adapter, lose)
     with pytest.raises(ModelLoadError, match=r"no weights for 1 of .*1\.mlp\.up_proj"):
-        check_adapter(adapter, base)
+        check(adapter, base)
     changed(adapter, setting(layers_to_transform=[0]))  # then none is missed
-    assert check_adapter(adapter, base).rank == 4
+    assert check(adapter, base).rank == 4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
@@ -180,32 +199,52 @@ def test_a_value_that_is_not_finite_is_found(
     weight = torch.zeros(48, 4)
     weight[7, 1] = value
     changed(adapter, tensor(SECOND, weight))
-    check_adapter(adapter, base)  # looks at no values
     with pytest.raises(ModelLoadError, match=r"q_proj\.lora_B\.weight has NaN or inf"):
-        read_adapter(adapter, base_linears(base))
+        check(adapter, base)
 
 
 def test_a_rank_beyond_the_bound_is_refused(adapter: Path, base: Path) -> None:
-    assert check_adapter(adapter, base, max_rank=4).rank == 4
+    assert check(adapter, base, max_rank=4).rank == 4
     with pytest.raises(ModelLoadError, match="has rank 4; at most 3 is served"):
-        check_adapter(adapter, base, max_rank=3)
+        check(adapter, base, max_rank=3)
 
 
 def test_a_pickle_and_a_cut_file_are_refused(adapter: Path, base: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-10])
-    for read in (
-        check_adapter,
-        lambda path, base: read_adapter(path, base_linears(base)),
-    ):
-        with pytest.raises(ModelLoadError, match="safetensors"):
-            read(adapter, base)
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        check(adapter, base)
     file.rename(adapter / "adapter_model.bin")
     with pytest.raises(ModelLoadError, match="is a pickle, which is never read"):
-        check_adapter(adapter, base)
+        check(adapter, base)
     with pytest.raises(ModelLoadError, match=r"adapter_config\.json cannot be read"):
-        check_adapter(base, base)
+        check(base, base)
+
+
+def test_what_is_no_file_or_holds_more_than_it_says_is_not_read(
+    adapter: Path, base: Path
+) -> None:
+    """A pipe would keep its reader for ever, a file without end would fill memory."""
+    file = adapter / "adapter_model.safetensors"
+    with file.open("r+b") as stream:
+        stream.truncate(1 << 40)  # takes no disk
+    with pytest.raises(ModelLoadError, match=r"more than the \d+ bytes"):
+        check(adapter, base)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (adapter / name).unlink()
+        os.mkfifo(adapter / name)
+        with pytest.raises(ModelLoadError, match=rf"{name}.*not a regular file"):
+            check(adapter, base)
+
+
+def test_what_does_not_fit_is_refused_before_its_weights_are_read(
+    adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(adapter, setting(r=5))
+    monkeypatch.setattr(AdapterFiles, "weights", lambda _files: pytest.fail("read"))
+    with pytest.raises(ModelLoadError, match="another base"):
+        check(adapter, base)
 
 
 def test_scales_follow_rank_alpha_and_patterns(base: Path, tmp_path: Path) -> None:
@@ -218,12 +257,12 @@ def test_scales_follow_rank_alpha_and_patterns(base: Path, tmp_path: Path) -> No
         alpha_pattern={"layers.1.mlp.*": 2, "down_proj": 100},
         use_rslora=True,
     )
-    config = read_adapter_config(path)
+    config = open_adapter(path).config
     assert config.scale_of("model.layers.0.self_attn.k_proj") == 8 / 4**0.5
     assert config.scale_of("model.layers.0.self_attn.q_proj") == 8 / 16**0.5
     assert config.scale_of("model.layers.0.mlp.down_proj") == 100 / 4**0.5
     assert config.scale_of("model.layers.1.mlp.down_proj") == 2 / 4**0.5
-    assert check_adapter(path, base).rank == 16
+    assert check(path, base).rank == 16
 
 
 def test_names_with_and_without_the_models_prefix_are_one(
@@ -231,7 +270,7 @@ def test_names_with_and_without_the_models_prefix_are_one(
 ) -> None:
     path = save_tiny_adapter(base, tmp_path / "bare", ends=("v_proj",))
     changed(path, moved("base_model.model.model.", "base_model.model."))
-    assert check_adapter(path, base).targets == ("v_proj",)
+    assert check(path, base).targets == ("v_proj",)
 
 
 def test_checking_needs_no_torch() -> None:

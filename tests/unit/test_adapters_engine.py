@@ -10,8 +10,9 @@ from support.engine_driver import drain, request
 from support.fake_runner import FakeRunner
 
 from tokenmill.shared.errors import AdapterUnavailable, InvalidRequest
-from tokenmill.workers.engine.adapters.cache import AdapterCache, LoadedAdapter
+from tokenmill.workers.engine.adapters.cache import AdapterCache
 from tokenmill.workers.engine.adapters.checkpoint import AdapterFacts
+from tokenmill.workers.engine.adapters.source import LoadedAdapter
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
 from tokenmill.workers.engine.request import EngineRequest
@@ -20,13 +21,11 @@ from tokenmill.workers.engine.request import EngineRequest
 class Anything:
     """A loader to which every path is an adapter."""
 
-    def check(self, path: Path) -> AdapterFacts:
-        return AdapterFacts(
+    def load(self, path: Path) -> LoadedAdapter:
+        facts = AdapterFacts(
             rank=1, alpha=1.0, targets=(), bytes=0, digest=path.name, base=""
         )
-
-    def load(self, path: Path) -> LoadedAdapter:
-        return LoadedAdapter(self.check(path), {}, 1)
+        return LoadedAdapter(facts, {}, 1)
 
 
 def loaded(*keys: str) -> AdapterCache:

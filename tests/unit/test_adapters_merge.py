@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from safetensors.torch import load_file
 from support.tiny_adapters import save_tiny_adapter
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from tokenmill.__main__ import build_app
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.adapters import merge
+from tokenmill.workers.engine.adapters.merge_check import TOLERANCES
 from tokenmill.workers.engine.adapters.merging import merge_adapter
 from tokenmill.workers.engine.adapters.weights import LoraPair
 
@@ -104,6 +106,22 @@ def test_what_is_wrong_leaves_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["adapter"]
 
 
+def test_a_small_adapter_that_was_left_out_is_missed(
+    base_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its effect alone is less than what rounding to the type may come to."""
+    base = in_shards(base_of("llama"), tmp_path / "base", torch.bfloat16)
+    adapter = save_tiny_adapter(base, tmp_path / "adapter", size=0.022)
+    *_, check = merged_into(base, adapter, tmp_path / "right")
+    assert check.off < check.tolerance == check.effect / 2 < TOLERANCES["BF16"]
+    monkeypatch.setattr(merge._Merger, "_merged", lambda _self, _file, _name, old: old)
+    with pytest.raises(ModelLoadError, match=r"logits are off by .* was not made"):
+        merged_into(base, adapter, tmp_path / "wrong")
+    zero = save_tiny_adapter(base, tmp_path / "zero", size=0.0)
+    *_, check = merged_into(base, zero, tmp_path / "same")
+    assert check.off == check.effect == 0
+
+
 def test_an_output_that_is_there_is_left_alone(
     base_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -126,6 +144,14 @@ def test_weights_that_overflow_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """A command that runs in this process logs to a stream that ends with it."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("logging_as_before")
 def test_the_command_says_what_came_of_it(
     base_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -197,6 +197,33 @@ def test_a_step_that_raises_leaves_no_hook(
     assert torch.equal(runner.run(step(())), plain)
 
 
+def test_weights_that_overflow_once_they_are_scaled_are_refused(
+    base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = base_of("llama")
+    path = save_tiny_adapter(base, tmp_path / "loud", alpha=1e40)
+    for options in ({}, {"weights": "float32"}):
+        _, cache = opened(base, tmp_path, **options)
+        with pytest.raises(ModelLoadError, match=r"loud: .*_proj.* not finite in"):
+            cache.check(path)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2"])
+def test_an_adapter_that_overflows_leaves_its_neighbours_their_bits(
+    variant: str, base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In its step, and in the steps that take its blocks over."""
+    runner, cache = opened(base_of(variant), tmp_path)
+    plain = runner.run(step(()))
+    path = save_tiny_adapter(base_of(variant), tmp_path / "huge", size=1e18, alpha=4)
+    with cache.load("huge", path, adapter_digest(path)):
+        mixed = runner.run(step((None, "huge", "huge", None)))
+    assert not bool(rows_of(mixed, 2).isfinite().all())
+    for index in (0, 3):
+        assert torch.equal(rows_of(mixed, index), rows_of(plain, index))
+    assert torch.equal(runner.run(step(())), plain)
+
+
 def test_what_cannot_be_run_says_so(
     base_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

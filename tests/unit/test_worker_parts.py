@@ -41,7 +41,7 @@ from tokenmill.shared.tokens import (
 )
 from tokenmill.workers import loading, runner_loading
 from tokenmill.workers.echo import EchoEngine
-from tokenmill.workers.engine.adapters.cache import AdapterStats
+from tokenmill.workers.engine.adapters.source import AdapterStats
 from tokenmill.workers.engine.request import (
     Capacity,
     Emitted,

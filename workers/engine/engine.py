@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 from ...shared.errors import EngineError
 from ...shared.messages import FinishReason, JobError
-from .adapters.cache import AdapterSource
 from .adapters.leases import Leases
+from .adapters.source import AdapterSource
 from .admission import check_request, namespace_of, output_limit
 from .batch import ModelRunner
 from .bulk_share import BulkShare

@@ -19,9 +19,9 @@ from ....shared.errors import EngineError
 
 if TYPE_CHECKING:
     from ..batch import StepBatch
-    from .cache import AdapterSource
     from .delta import Delta
     from .sites import AdaptedModel
+    from .source import AdapterSource
 
 _Hook = Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
 

@@ -8,101 +8,28 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 
 from ....shared.errors import AdapterUnavailable, ModelLoadError
+from .source import AdapterLoader, AdapterStats, Lease, LoadedAdapter
 
 if TYPE_CHECKING:
     from .checkpoint import AdapterFacts
-    from .delta import Delta
 
 _log = structlog.get_logger("tokenmill.adapters")
 _MIB: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedAdapter:
-    """An adapter that is ready to be used."""
-
-    facts: AdapterFacts
-    deltas: Mapping[str, Delta]
-    """What to add, by the name of the model's module."""
-    nbytes: int
-    """Memory that it takes."""
-
-
-class AdapterLoader(Protocol):
-    """Reads adapters for one loaded model."""
-
-    def check(self, path: Path) -> AdapterFacts:
-        """Reads and checks an adapter, and keeps nothing."""
-        ...
-
-    def load(self, path: Path) -> LoadedAdapter:
-        """Reads, checks and prepares an adapter."""
-        ...
-
-
-class AdapterSource(Protocol):
-    """Where the engine and the model find adapters."""
-
-    def lease(self, key: str) -> Lease:
-        """Keeps a loaded adapter from eviction until the lease is released."""
-        ...
-
-    def get(self, key: str) -> LoadedAdapter:
-        """Returns a loaded adapter; without a lease it may be gone the next moment."""
-        ...
-
-
-class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cache holds and has done."""
-
-    loaded: int
-    leased: int
-    """Of these, adapters that are in use."""
-    bytes: int
-    budget: int
-    """Bytes at most."""
-    loads: int
-    evictions: int
-
-
-class Lease:
-    """A hold on a loaded adapter. Releasing twice is harmless.
-
-    Args:
-        adapter: What is held.
-        release: Ends the hold.
-    """
-
-    def __init__(self, adapter: LoadedAdapter, release: Callable[[], None]) -> None:
-        self.adapter = adapter
-        self._release: Callable[[], None] | None = release
-
-    def release(self) -> None:
-        """Lets the adapter be evicted again."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
+_READS_AT_ONCE: Final = 4
+"""What is read stands beside the adapters in memory until it is taken in; more than
+one, so that a file system that is away delays no other at once."""
+_PATIENCE_S: Final = 120.0
+"""Longest wait for a read of others: theirs may never end."""
+_MOST_SIZES: Final = 4096
+"""Adapters whose size is remembered."""
 
 
 class _Entry:
@@ -113,6 +40,16 @@ class _Entry:
     def __init__(self, adapter: LoadedAdapter) -> None:
         self.adapter = adapter
         self.holds = 0
+
+
+class _Turn:
+    """Who reads an adapter, while others of the same key wait for it."""
+
+    __slots__ = ("callers", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.callers = 0
 
 
 class AdapterCache:
@@ -129,8 +66,12 @@ class AdapterCache:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         """By key; least recently leased first."""
         self._lock = threading.Lock()
-        self._loading: dict[str, threading.Lock] = {}
-        """One a key that is being loaded, so that it is read once."""
+        self._turns: dict[str, _Turn] = {}
+        """One a key that is being loaded, so that it is read and entered once."""
+        self._reading = threading.Semaphore(_READS_AT_ONCE)
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """What adapters took when they were last read, so that one for which there is
+        no room is not read again and again to find that out."""
         self._bytes = 0
         self._loads = 0
         self._evictions = 0
@@ -157,25 +98,19 @@ class AdapterCache:
             AdapterUnavailable: There is no room while others are in use.
         """
         with self._lock:
-            if key in self._entries:
-                return self._hold(key)
-            turn = self._loading.setdefault(key, threading.Lock())
-        with turn:
+            turn = self._turns.setdefault(key, _Turn())
+            turn.callers += 1
+        try:
+            with _within_patience(turn.lock, key):
+                return self._held(key) or self._read_in(key, path, digest)
+        finally:
             with self._lock:
-                if key in self._entries:
-                    return self._hold(key)
-            try:
-                adapter = self._loader.load(path)
-                _check_digest(adapter, path, digest)
-                with self._lock:
-                    self._enter(key, adapter)
-                    return self._hold(key)
-            finally:
-                with self._lock:
-                    self._loading.pop(key, None)
+                turn.callers -= 1
+                if not turn.callers:
+                    del self._turns[key]
 
     def check(self, path: Path) -> AdapterFacts:
-        """Checks all of an adapter, values included, and keeps nothing of it.
+        """Checks all of an adapter, values and size included, and keeps nothing of it.
 
         Args:
             path: The adapter's directory.
@@ -183,24 +118,54 @@ class AdapterCache:
         Raises:
             ModelLoadError: It cannot be served; the message says why.
         """
-        return self._loader.check(path)
+        with _within_patience(self._reading, str(path)):
+            adapter = self._loader.load(path)
+        self._require_fit(str(path), adapter.nbytes)
+        return adapter.facts
 
-    def _enter(self, key: str, adapter: LoadedAdapter) -> None:
-        """Makes room for an adapter and takes it in."""
-        if adapter.nbytes > self._max_bytes:
+    def _held(self, key: str) -> Lease | None:
+        with self._lock:
+            if key in self._entries:
+                return self._hold(key)
+            self._require_room(key, self._sizes.get(key, 0))
+            return None
+
+    def _read_in(self, key: str, path: Path, digest: str) -> Lease:
+        with _within_patience(self._reading, key):
+            adapter = self._loader.load(path)
+        _check_digest(adapter, path, digest)
+        with self._lock:
+            self._remember_size(key, adapter.nbytes)
+            self._require_room(key, adapter.nbytes)
+            self._enter(key, adapter)
+            return self._hold(key)
+
+    def _remember_size(self, key: str, nbytes: int) -> None:
+        self._sizes[key] = nbytes
+        self._sizes.move_to_end(key)
+        if len(self._sizes) > _MOST_SIZES:
+            self._sizes.popitem(last=False)
+
+    def _require_fit(self, name: str, nbytes: int) -> None:
+        if nbytes > self._max_bytes:
             raise ModelLoadError(
-                f"adapter {key} takes {_mib(adapter.nbytes)} of memory and all "
-                f"adapters together may take {_mib(self._max_bytes)}; raise "
+                f"adapter {name} takes {_mib(nbytes)} of memory and all adapters "
+                f"together may take {_mib(self._max_bytes)}; raise "
                 "worker.adapters_memory_mb, or give it a lower rank"
             )
+
+    def _require_room(self, key: str, nbytes: int) -> None:
+        self._require_fit(key, nbytes)
         held = sum(e.adapter.nbytes for e in self._entries.values() if e.holds)
-        if held + adapter.nbytes > self._max_bytes:
+        if held + nbytes > self._max_bytes:
             raise AdapterUnavailable(
-                f"adapter {key} takes {_mib(adapter.nbytes)} of memory, and "
-                f"{_mib(held)} of {_mib(self._max_bytes)} are in use by running "
-                "requests; try again when they end, or raise "
-                "worker.adapters_memory_mb"
+                f"adapter {key} takes {_mib(nbytes)} of memory, and {_mib(held)} of "
+                f"{_mib(self._max_bytes)} are in use by running requests; try again "
+                "when they end, or raise worker.adapters_memory_mb"
             )
+
+    def _enter(self, key: str, adapter: LoadedAdapter) -> None:
+        """Takes an adapter in, in the place of idle ones where it must."""
         idle = [name for name, entry in self._entries.items() if not entry.holds]
         for name in idle:
             if self._bytes + adapter.nbytes <= self._max_bytes:
@@ -272,6 +237,21 @@ class AdapterCache:
                 loads=self._loads,
                 evictions=self._evictions,
             )
+
+
+@contextmanager
+def _within_patience(
+    lock: threading.Lock | threading.Semaphore, name: str
+) -> Iterator[None]:
+    if not lock.acquire(timeout=_PATIENCE_S):
+        raise ModelLoadError(
+            f"adapter {name} was not read: reads before it have taken {_PATIENCE_S:g} "
+            "s; look at the file system of this host"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _check_digest(adapter: LoadedAdapter, path: Path, digest: str) -> None:

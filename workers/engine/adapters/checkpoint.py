@@ -1,21 +1,28 @@
-"""An adapter's directory: its identity, and whether it fits a base, without torch."""
+"""An adapter's directory as far as it can be read without torch."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ....shared.errors import ModelLoadError
 from ..model.headers import FLOAT_BYTES, StoredTensor, read_header
-from .config import CONFIG_FILE, MAX_RANK, AdapterConfig, read_adapter_config
-from .targets import Target, base_linears, match_targets
+from .config import AdapterConfig, parse_config
+from .files import (
+    digest_of,
+    read_config_file,
+    read_weights_file,
+    require_weights_file,
+)
 
-WEIGHTS_FILE: Final = "adapter_model.safetensors"
-_PICKLED: Final = "adapter_model.bin"
-_READ_AT_ONCE: Final = 1 << 20
+if TYPE_CHECKING:
+    from .targets import Target
+
+_MOST_HEADER = 100_000_000
+"""Bytes of a header of safetensors at most, by its specification."""
 
 
 class AdapterFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,83 +41,47 @@ class AdapterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What it was trained on, as its trainer named it."""
 
 
-def adapter_digest(path: Path) -> str:
-    """Returns the identity of an adapter's content.
+class AdapterFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter's settings, and the header of its weights."""
 
-    Args:
-        path: The adapter's directory.
+    path: Path
+    config: AdapterConfig
+    raw_config: bytes
+    stored: Mapping[str, StoredTensor]
+    """By the names of its tensors."""
 
-    Returns:
-        SHA-256 over settings and weights, 64 hexadecimal digits.
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of its tensors."""
+        return {name: tensor.shape for name, tensor in self.stored.items()}
 
-    Raises:
-        ModelLoadError: A file is missing or cannot be read.
-    """
-    digest = hashlib.sha256()
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        file = path / name
-        try:
-            digest.update(f"{name} {file.stat().st_size}\n".encode())
-            with file.open("rb") as stream:
-                while part := stream.read(_READ_AT_ONCE):
-                    digest.update(part)
-        except OSError as error:
-            raise unreadable(path, name, error) from error
-    return digest.hexdigest()
+    def weights(self) -> bytes:
+        """Returns the whole file of its weights; check the header first.
 
+        Raises:
+            ModelLoadError: It cannot be read, or has more than its header says.
+        """
+        values = sum(one.size * FLOAT_BYTES[one.dtype] for one in self.stored.values())
+        return read_weights_file(self.path, 8 + _MOST_HEADER + values)
 
-def unreadable(path: Path, name: str, error: OSError) -> ModelLoadError:
-    """Returns what to say of a file that cannot be read.
-
-    Args:
-        path: The adapter's directory.
-        name: The file in it.
-        error: Why.
-    """
-    hint = "expected the directory that peft's save_pretrained wrote"
-    if name == WEIGHTS_FILE and (path / _PICKLED).is_file():
-        hint = f"{_PICKLED} is a pickle, which is never read: save it as safetensors"
-    return ModelLoadError(f"{path / name} cannot be read ({error}); {hint}")
+    def digest(self, weights: bytes) -> str:
+        """Returns the identity of settings and weights together."""
+        return digest_of(self.raw_config, weights)
 
 
-def check_adapter(
-    path: Path, base_path: Path, *, max_rank: int = MAX_RANK
-) -> AdapterFacts:
-    """Checks settings, names and shapes of an adapter against a base checkpoint.
-
-    Values are not looked at; `weights.read_adapter` does that.
-
-    Args:
-        path: The adapter's directory.
-        base_path: The base model's.
-        max_rank: Largest rank allowed.
-
-    Raises:
-        ModelLoadError: It is damaged, of a kind that is not served, or of another
-            base; the message names the tensor or the setting.
-    """
-    config = read_adapter_config(path)
-    stored = read_weights_header(path)
-    shapes = {name: tensor.shape for name, tensor in stored.items()}
-    targets = match_targets(config, shapes, base_linears(base_path), max_rank)
-    size = (path / WEIGHTS_FILE).stat().st_size
-    return make_facts(config, targets, size=size, digest=adapter_digest(path))
-
-
-def read_weights_header(path: Path) -> dict[str, StoredTensor]:
-    """Reads what tensors an adapter has.
+def open_adapter(path: Path) -> AdapterFiles:
+    """Reads and checks an adapter's settings, and the header of its weights.
 
     Args:
         path: The adapter's directory.
 
     Raises:
-        ModelLoadError: The file is missing or damaged, or a tensor is no float.
+        ModelLoadError: A file is missing or damaged, it is of a kind that is not
+            served, or a tensor is no float.
     """
-    file = path / WEIGHTS_FILE
-    try:
-        file.stat()
-    except OSError as error:
-        raise unreadable(path, WEIGHTS_FILE, error) from error
+    raw = read_config_file(path)
+    config = parse_config(path, raw)
+    file = require_weights_file(path)
     stored = read_header(file)
     for name, tensor in stored.items():
         if tensor.dtype not in FLOAT_BYTES:
@@ -118,7 +89,20 @@ def read_weights_header(path: Path) -> dict[str, StoredTensor]:
                 f"{file}: tensor {name} is of type {tensor.dtype}; expected one of "
                 f"{', '.join(FLOAT_BYTES)}"
             )
-    return stored
+    return AdapterFiles(path=path, config=config, raw_config=raw, stored=stored)
+
+
+def adapter_digest(path: Path) -> str:
+    """Returns the identity of an adapter's content: 64 hexadecimal digits.
+
+    Args:
+        path: The adapter's directory.
+
+    Raises:
+        ModelLoadError: It cannot be read.
+    """
+    files = open_adapter(path)
+    return files.digest(files.weights())
 
 
 def make_facts(
@@ -130,7 +114,7 @@ def make_facts(
         config: Its settings.
         targets: Its layers.
         size: Bytes of its weights on disk.
-        digest: From `adapter_digest`.
+        digest: Of its content.
     """
     return AdapterFacts(
         rank=max(target.rank for target in targets),

@@ -15,9 +15,10 @@ from typing import Final
 
 import msgspec
 
+from ....shared.decode import shown
 from ....shared.errors import ModelLoadError
+from .files import CONFIG_FILE
 
-CONFIG_FILE: Final = "adapter_config.json"
 MAX_RANK: Final = 256
 """Largest rank that is taken where nothing else is set."""
 _READ: Final = frozenset(
@@ -61,6 +62,11 @@ _PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
 """Ways to draw the first weights that leave those of the base alone."""
 
 
+_MOST_REPEATS: Final = 3
+"""Parts of a pattern that may be repeated: with n of them, and names of m characters,
+a pattern that fits nowhere takes about m ** (n + 1) steps."""
+
+
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA's settings."""
 
@@ -97,22 +103,22 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return default
 
 
-def read_adapter_config(path: Path) -> AdapterConfig:
-    """Reads and checks an adapter's settings.
+def parse_config(path: Path, raw: bytes) -> AdapterConfig:
+    """Checks an adapter's settings.
 
     Args:
         path: The adapter's directory.
+        raw: What its adapter_config.json says.
 
     Raises:
         ModelLoadError: It is no LoRA, or one with parts that are not served.
     """
     file = path / CONFIG_FILE
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(
-            f"{file} cannot be read ({error}); expected the directory that peft's "
-            "save_pretrained wrote"
+            f"{file} is no JSON ({error}); expected what peft's save_pretrained wrote"
         ) from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{file} is no JSON object")
@@ -121,7 +127,7 @@ def read_adapter_config(path: Path) -> AdapterConfig:
         path=path,
         rank=_whole(file, "r", content.get("r", 8)),
         alpha=_number(file, "lora_alpha", content.get("lora_alpha", 8)),
-        use_rslora=bool(content.get("use_rslora")),
+        use_rslora=_flag(file, "use_rslora", content.get("use_rslora")),
         base=str(content.get("base_model_name_or_path") or ""),
         rank_pattern={
             key: _whole(file, f"rank_pattern[{key}]", value)
@@ -136,29 +142,29 @@ def read_adapter_config(path: Path) -> AdapterConfig:
 
 
 def _check_kind(file: Path, content: Mapping[str, object]) -> None:
-    if content.get("peft_type") != "LORA":
+    kind = content.get("peft_type")
+    if kind != "LORA":
         raise ModelLoadError(
-            f"{file}: peft_type is {content.get('peft_type')!r}; only LORA adapters "
-            "are served"
+            f"{file}: peft_type is {shown(kind)}; only LORA adapters are served"
         )
     if content.get("bias") not in (None, "none"):
         raise ModelLoadError(
-            f"{file}: bias is {content['bias']!r}; adapters that change biases are not "
-            "served: train with bias='none', or merge it with peft"
+            f"{file}: bias is {shown(content['bias'])}; adapters that change biases "
+            "are not served: train with bias='none', or merge it with peft"
         )
     start = content.get("init_lora_weights")
     if start not in _PLAIN_STARTS:
         raise ModelLoadError(
-            f"{file}: init_lora_weights is {start!r}, which changes the base's weights "
-            "before training, so the adapter fits no other base; save it again with "
-            "path_initial_model_for_weight_conversion, which makes it a plain LoRA"
+            f"{file}: init_lora_weights is {shown(start)}, which changes the base's "
+            "weights before training, so the adapter fits no other base; save it again "
+            "with path_initial_model_for_weight_conversion, which makes it a plain LoRA"
         )
     for name, value in content.items():
         if value and name not in _READ and name not in _WITHOUT_EFFECT:
             raise ModelLoadError(
-                f"{file}: {name} is {value!r}, which is not served; merge the adapter "
-                "with peft and serve the result, or, if the field changes nothing of "
-                "what it computes, remove it"
+                f"{file}: {name} is {shown(value)}, which is not served; merge the "
+                "adapter with peft and serve the result, or, if the field changes "
+                "nothing of what it computes, remove it"
             )
 
 
@@ -167,30 +173,49 @@ def _patterns(
 ) -> dict[str, object]:
     patterns = content.get(name) or {}
     if not isinstance(patterns, dict):
-        raise ModelLoadError(f"{file}: {name} is {patterns!r}; expected an object")
+        raise ModelLoadError(f"{file}: {name} is {shown(patterns)}; expected an object")
     for pattern in patterns:
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, RecursionError) as error:
             raise ModelLoadError(
-                f"{file}: {name} has {pattern!r}, which is no pattern ({error})"
+                f"{file}: {name} has {shown(pattern)}, which is no pattern ({error})"
             ) from error
+        # A repeated group may take for ever to fit nowhere, and nothing else runs then.
+        repeats = len(re.findall(r"[*+{]", pattern))
+        if repeats > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
+            raise ModelLoadError(
+                f"{file}: {name} has {shown(pattern)}, which may take too long to "
+                "match; name the layers in full"
+            )
     return patterns
+
+
+def _flag(file: Path, name: str, value: object) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ModelLoadError(
+            f"{file}: {name} is {shown(value)}; expected true or false"
+        )
+    return bool(value)
 
 
 def _whole(file: Path, name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelLoadError(
-            f"{file}: {name} is {value!r}; expected a whole number from 1"
+            f"{file}: {name} is {shown(value)}; expected a whole number from 1"
         )
     return value
 
 
 def _number(file: Path, name: str, value: object) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):  # type: ignore[arg-type]
-        raise ModelLoadError(f"{file}: {name} is {value!r}; expected a finite number")
-    return float(value)  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:  # of an integer of hundreds of digits
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise ModelLoadError(f"{file}: {name} is {shown(value)}; expected a finite number")
 
 
 def _complete(content: Mapping[str, object]) -> tuple[str, ...]:

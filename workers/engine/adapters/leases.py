@@ -8,7 +8,7 @@ from ....shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ..request import EngineRequest
-    from .cache import AdapterSource, Lease
+    from .source import AdapterSource, Lease
 
 
 class Leases:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 TOLERANCES: Final = {"F64": 1e-3, "F32": 1e-3, "F16": 1e-2, "BF16": 5e-2}
 """How far logits may be off, as a share of their spread, by the checkpoint's type: what
 rounding every merged weight to it comes to, with room."""
+_OF_EFFECT: Final = 0.5
+"""Share of what the adapter does that they may be off by besides: a merge that left it
+out, or whose rounding lost it, would be within the tolerance of a small one."""
+_NOISE: Final = 2e-5
+"""Of another order of sums; an adapter without effect does not have to stay below."""
 _SAME_TYPE: Final[dict[str, Weights]] = {"F16": "float16", "BF16": "bfloat16"}
 _PROMPTS: Final = 2
 _LENGTH: Final = 24
@@ -72,7 +77,8 @@ def check_merged(
         adapter: The adapter's.
         digest: The adapter's, as it was merged.
         merged: The merged model's.
-        tolerance: How far they may be off; None goes by the checkpoint's type.
+        tolerance: How far they may be off; None goes by the checkpoint's type and by
+            what the adapter does.
         threads: Compute threads; None is all cores.
 
     Raises:
@@ -91,10 +97,13 @@ def check_merged(
     _let_go()
     inside = _logits(_load(merged, weights, threads), tokens, None)
     spread = float((beside - beside.mean(dim=1, keepdim=True)).square().mean().sqrt())
+    effect = _distance(beside, alone) / max(spread, 1e-30)
+    if tolerance is None:
+        tolerance = min(TOLERANCES[kind], max(_OF_EFFECT * effect, _NOISE))
     return MergeCheck(
         off=_distance(inside, beside) / max(spread, 1e-30),
-        effect=_distance(beside, alone) / max(spread, 1e-30),
-        tolerance=TOLERANCES[kind] if tolerance is None else tolerance,
+        effect=effect,
+        tolerance=tolerance,
         weights=weights,
         positions=len(beside),
     )

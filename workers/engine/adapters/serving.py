@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ....shared.errors import ModelLoadError
 from .applying import StepAdapters
-from .cache import AdapterCache, LoadedAdapter
+from .cache import AdapterCache
 from .config import MAX_RANK
 from .sites import AdaptedModel, adapted_model
+from .source import LoadedAdapter
 from .weights import read_adapter
 
 if TYPE_CHECKING:
     from ..model.runner import TransformersRunner
-    from .checkpoint import AdapterFacts
 
 
 class ModelAdapters:
@@ -29,17 +29,6 @@ class ModelAdapters:
         self._model = model
         self._max_rank = max_rank
 
-    def check(self, path: Path) -> AdapterFacts:
-        """Reads and checks an adapter, and keeps nothing.
-
-        Args:
-            path: The adapter's directory.
-
-        Raises:
-            ModelLoadError: It cannot be served; the message says why.
-        """
-        return read_adapter(path, self._model.linears, max_rank=self._max_rank).facts
-
     def load(self, path: Path) -> LoadedAdapter:
         """Reads, checks and prepares an adapter.
 
@@ -50,7 +39,7 @@ class ModelAdapters:
             ModelLoadError: It cannot be served; the message says why.
         """
         weights = read_adapter(path, self._model.linears, max_rank=self._max_rank)
-        deltas = self._model.prepare(weights.pairs)
+        deltas = self._model.prepare(weights.pairs, path)
         size = sum(delta.nbytes for delta in deltas.values())
         return LoadedAdapter(weights.facts, deltas, size)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from ....shared.errors import ModelLoadError
 from ..model.llama_fused import merged_layers
 from ..model.placing import features, is_linear
 from ..model.quantize import EmptyLinear, Int8Linear
@@ -60,17 +62,22 @@ class AdaptedModel:
     target: Target
     state: StepState
 
-    def prepare(self, pairs: Mapping[str, LoraPair]) -> dict[str, Delta]:
+    def prepare(self, pairs: Mapping[str, LoraPair], path: Path) -> dict[str, Delta]:
         """Returns what to add at each site.
 
         Args:
             pairs: An adapter's weights by layer, checked against `linears`.
+            path: The adapter's directory, for messages.
+
+        Raises:
+            ModelLoadError: A weight is too large once it is scaled.
         """
         deltas: dict[str, Delta] = {}
         for site in self.sites.values():
             present = [part for part in site.parts if part.name in pairs]
             if present:
                 a, b = self._stacked(site, present, pairs)
+                self._require_finite(site, path, a, b)
                 deltas[site.name] = self._make(site, a, b)
         return deltas
 
@@ -99,6 +106,15 @@ class AdaptedModel:
         if fold is not None and fold.rows is not None:
             b = b * fold.rows[:, None]
         return a, b
+
+    def _require_finite(self, site: Site, path: Path, *weights: torch.Tensor) -> None:
+        """Each value was finite as it was saved, in the saver's type and unscaled."""
+        dtype = self.target.dtype
+        if not all(bool(torch.isfinite(one.to(dtype)).all()) for one in weights):
+            raise ModelLoadError(
+                f"{path}: its weights for {site.name}, times lora_alpha / r, are not "
+                f"finite in {dtype}; its training diverged, or lora_alpha is wrong"
+            )
 
     def _make(self, site: Site, a: torch.Tensor, b: torch.Tensor) -> Delta:
         if isinstance(site.module, Int8Linear):

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from ....shared.decode import shown
 from ....shared.errors import ModelLoadError
 from ..model.families import Family, family_of
 from ..model.headers import StoredTensor, read_headers
@@ -209,7 +210,8 @@ def _target(
     rank = config.rank_of(module)
     if rank > max_rank:
         raise ModelLoadError(
-            f"{config.path}: {module} has rank {rank}; at most {max_rank} is served"
+            f"{config.path}: {module} has rank {shown(rank)}; at most {max_rank} is "
+            "served (worker.max_adapter_rank)"
         )
     rows, columns = base.shapes[module]
     for half, expected in (("A", (rank, columns)), ("B", (rows, rank))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import torch
 
 from ....shared.errors import ModelLoadError
-from .checkpoint import WEIGHTS_FILE, AdapterFacts, make_facts, unreadable
-from .config import CONFIG_FILE, MAX_RANK, read_adapter_config
+from .checkpoint import AdapterFacts, make_facts, open_adapter
+from .config import MAX_RANK
+from .files import WEIGHTS_FILE
 from .targets import BaseLinears, match_targets
 
 
@@ -40,7 +40,8 @@ def read_adapter(
 ) -> AdapterWeights:
     """Reads an adapter and checks everything about it.
 
-    The files are read once, so that the digest is that of the very values returned.
+    Its header goes first: what does not fit the base is not read any further. The
+    digest is that of the very values returned.
 
     Args:
         path: The adapter's directory.
@@ -51,10 +52,14 @@ def read_adapter(
         ModelLoadError: It is damaged, of a kind that is not served, of another base,
             or a value is NaN or infinite; the message names the tensor or the setting.
     """
-    config = read_adapter_config(path)
-    size, digest, tensors = _read(path)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    targets = match_targets(config, shapes, base, max_rank)
+    files = open_adapter(path)
+    targets = match_targets(files.config, files.shapes, base, max_rank)
+    content = files.weights()
+    tensors = _tensors(path, content)
+    if {name: tuple(one.shape) for name, one in tensors.items()} != files.shapes:
+        raise ModelLoadError(
+            f"{path / WEIGHTS_FILE} changed while it was read; try again"
+        )
     pairs = {
         target.module: LoraPair(
             a=_checked(path, target.a, tensors.pop(target.a)),
@@ -63,38 +68,25 @@ def read_adapter(
         )
         for target in targets
     }
-    facts = make_facts(config, targets, size=size, digest=digest)
+    digest = files.digest(content)
+    facts = make_facts(files.config, targets, size=len(content), digest=digest)
     return AdapterWeights(facts, pairs)
 
 
-def _read(path: Path) -> tuple[int, str, dict[str, torch.Tensor]]:
-    """Returns bytes of the weights, the digest of `adapter_digest`, and the tensors."""
+def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    digest = hashlib.sha256()
-    content = b""
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        try:
-            content = (path / name).read_bytes()
-        except OSError as error:
-            raise unreadable(path, name, error) from error
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
     try:
-        return len(content), digest.hexdigest(), load(content)
+        tensors: dict[str, torch.Tensor] = load(content)
     except SafetensorError as error:
         raise ModelLoadError(
             f"{path / WEIGHTS_FILE} is damaged ({error}); save the adapter again"
         ) from error
+    return tensors
 
 
 def _checked(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_floating_point():
-        raise ModelLoadError(
-            f"{path / WEIGHTS_FILE}: tensor {name} is of type {tensor.dtype}; expected "
-            "floats"
-        )
     values = tensor.float()
     if not bool(torch.isfinite(values).all()):
         raise ModelLoadError(
