@@ -55,8 +55,22 @@ class Accepted(msgspec.Struct, frozen=True):
                 f"{', '.join(sorted(self.models))}",
             )
 
-    def check_spec(self, spec: RunSpec) -> None:
+    def check_adapter(self, model: str, adapter: str | None) -> None:
+        """Refuses an adapter that the model does not have.
+
+        Raises:
+            UnknownAdapter: The run's tenant may use none of that name.
+        """
+        known = {one.name for one in self.adapters if one.model == model}
+        if adapter is not None and adapter not in known:
+            raise unknown_adapter(model, adapter, known)
+
+    def check_spec(self, spec: RunSpec, *, is_new: bool = True) -> None:
         """Refuses a run that could not be done in this pool.
+
+        Args:
+            spec: What it is to do.
+            is_new: It is to begin; one that has begun may outlive its adapter.
 
         Raises:
             InvalidRequest: A field is wrong; the message names it.
@@ -65,8 +79,11 @@ class Accepted(msgspec.Struct, frozen=True):
             "-", tenant=spec.tenant, priority=spec.priority, webhook=spec.webhook
         )
         validate_prompt(queued, None, self.card)
-        if spec.kind == "summarize" and spec.mode == "abstractive":
-            self.check_model(spec.model)
+        writes = spec.kind == "summarize" and spec.mode == "abstractive"
+        if writes or spec.adapter is not None:
+            self.check_model(spec.base)
+        if is_new:
+            self.check_adapter(spec.base, spec.adapter)
 
     def check(self, prompt: Prompt) -> None:
         """Refuses a prompt that could not run.
@@ -77,10 +94,7 @@ class Accepted(msgspec.Struct, frozen=True):
         self.check_model(prompt.model)
         card = self.models.get(prompt.model)
         validate_prompt(prompt, card, self.card, self.max_text_bytes)
-        if prompt.adapter is not None:
-            known = {one.name for one in self.adapters if one.model == prompt.model}
-            if prompt.adapter not in known:
-                raise unknown_adapter(prompt.model, prompt.adapter, known)
+        self.check_adapter(prompt.model, prompt.adapter)
 
 
 async def accepted_by(client: "Client", tenant: str) -> Accepted:

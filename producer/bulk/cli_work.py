@@ -25,7 +25,10 @@ Output = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="Default: the only one of the pool.", rich_help_panel=_RUN),
+    typer.Option(
+        help="`m:a` has the adapter a. Default: the only one of the pool.",
+        rich_help_panel=_RUN,
+    ),
 ]
 Tenant = Annotated[str, typer.Option(rich_help_panel=_RUN)]
 Priority = Annotated[
@@ -100,7 +103,8 @@ async def run(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Of lines that name none. Default: the only one of the pool.",
+            help="Of lines that name none; `m:a` has the adapter a. Default: the only "
+            "one of the pool.",
             rich_help_panel=_RUN,
         ),
     ] = None,

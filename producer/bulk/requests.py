@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+from ...shared.adapter_names import split_name
 from ...shared.decode import decode_prompt, parse, shown
 from ...shared.errors import InvalidRequest
 from ...shared.messages import Prompt, Sampling
@@ -140,9 +141,11 @@ class _Reading:
             )
         queued = {name: options[name] for name in _OPTIONS & options.keys()}
         sampling = {n: v for n, v in options.items() if n not in _OPTIONS}
+        # A line that names an adapter has it in the place of the run's.
+        model = split_name(self._model)[0] if "adapter" in queued else self._model
         try:
             return decode_prompt(
-                {"model": self._model} | queued | content | {"sampling": sampling}
+                {"model": model} | queued | content | {"sampling": sampling}
             )
         except InvalidRequest as error:
             raise as_given(error) from None

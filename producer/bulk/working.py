@@ -156,7 +156,7 @@ async def _in_place(
             accepted = await accepted_by(mill, work.spec.tenant)
             if work.any_model and found is None:
                 work = _with_model(work, accepted.default_model)
-            accepted.check_spec(work.spec)
+            accepted.check_spec(work.spec, is_new=found is None)
             begun = _begin(work, place, index, source, path)
             drive = Drive(mill, accepted, begun, work.reach.keep_ms, on_progress)
             report = await drive.to_its_end(place, index, copy)

@@ -138,10 +138,10 @@ class Documents:
         parts: Sequence[Part],
     ) -> Level | float:
         """Divides the text, or the summaries before; else the seconds to pause."""
-        card = await self._pool.card(self._spec.model)
+        card = await self._pool.card(self._spec.base)
         tokenizer = None if card is None else await self._pool.tokenizer(card)
         if card is None or tokenizer is None:
-            self._state.tell_once("bulk_waits_for_model", model=self._spec.model)
+            self._state.tell_once("bulk_waits_for_model", model=self._spec.base)
             return NO_MODEL_S
         if before is None:
             number = 0
@@ -213,8 +213,10 @@ class Documents:
             level.level,
             index,
         )
-        card = await self._pool.card(self._spec.model)
-        made = new_job(prompt, card, await self._pool.settings(), place.unique)
+        card = await self._pool.card(self._spec.base)
+        adapter = await self._pool.adapters.ref(prompt)
+        settings = await self._pool.settings()
+        made = new_job(prompt, card, settings, place.unique, adapter)
         return msgspec.structs.replace(made, keep_ms=self._pool.job_keep_ms)
 
     async def resend(self, job_ids: Sequence[str]) -> Sent:

@@ -104,7 +104,7 @@ def _around(
     except InvalidRequest as error:
         if error.field != "messages":
             raise
-        _log.info("instruction_in_user_message", model=spec.model, why=str(error))
+        _log.info("instruction_in_user_message", model=spec.base, why=str(error))
     return "user", _tokens_around(spec, title, tokenizer, "user")
 
 

@@ -99,7 +99,8 @@ def prompt_for(spec: RunSpec, ask: Ask, title: str, text: str, *, form: Form) ->
     return Prompt(
         plain,
         messages,
-        model=spec.model,
+        model=spec.base,
+        adapter=spec.adapter,
         sampling=sampling,
         control_tokens="as_text",
     )

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ..adapters import check_name
 from ..errors import InvalidRequest
 from ..keys import MODEL_NAME
 from ..validate import MAX_PRIORITY, TENANT
@@ -27,12 +28,14 @@ def check_spec(spec: RunSpec) -> None:
             f"'{spec.tenant[:80]}' is not allowed; expected 1 to 64 letters, digits "
             "and . _ @ + -, beginning with a letter, a digit or _",
         )
-    if not MODEL_NAME.fullmatch(spec.model):
+    if not MODEL_NAME.fullmatch(spec.base):
         raise InvalidRequest(
             "model",
-            f"'{spec.model[:80]}' cannot be a model's name; expected 1 to 96 letters, "
+            f"'{spec.base[:80]}' cannot be a model's name; expected 1 to 96 letters, "
             "digits and . _ / -",
         )
+    if spec.adapter is not None:
+        check_name(spec.adapter)
     _check_number("priority", spec.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_number("max_words", spec.max_words, 1, MOST_WORDS)
     _check_number("window_tokens", spec.window_tokens, LEAST_WINDOW, 2**20)

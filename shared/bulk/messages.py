@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from ..adapter_names import split_name
 from ..messages import (
     DEFAULT_MODEL,
     DEFAULT_TENANT,
@@ -42,7 +43,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     """For people."""
     model: str = DEFAULT_MODEL
-    """For documents; a request names its own."""
+    """For documents, and for requests that name none; `m:a` has the adapter `a`."""
     style: str | None = None
     """How summaries are to be written, in the caller's words."""
     max_words: int = MAX_WORDS
@@ -59,6 +60,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_label: str = ""
     """What is read, for people."""
     output_label: str = ""
+
+    @property
+    def base(self) -> str:
+        """The model without the adapter that it may name."""
+        return split_name(self.model)[0]
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the model's adapter; None: it names none."""
+        return split_name(self.model)[1]
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,6 +11,9 @@ from support.bulk_pool import (
     request,
     write_lines,
 )
+from support.plain_adapters import save_plain_adapter
+
+from tokenmill import SyncClient
 
 pytest_plugins = "support.bulk_fixture"
 
@@ -177,6 +180,41 @@ def test_the_only_model_of_a_pool_is_meant_where_none_is_named(
     document.write_text("The mill turns. It grinds.", encoding="utf-8")
     ran = bulk_pool.bulk("summarize", document, "-o", tmp_path / "s.jsonl", "--quiet")
     assert ran.code == 0, ran.err
+
+
+def test_a_run_of_an_adapter(bulk_pool: BulkPool, tmp_path: Path) -> None:
+    with SyncClient(bulk_pool.url) as mill:
+        for name in ("tone", "other"):
+            path = save_plain_adapter(tmp_path / name)
+            mill.add_adapter(name, path, model="echo")
+    lines = [
+        {"id": number, "prompt": "a b", "options": {"max_tokens": 12, **more}}
+        for number, more in enumerate(
+            ({}, {"adapter": "other"}, {"adapter": None}, {"model": "echo"})
+        )
+    ]
+    source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    again = ("run", source, "-o", output, "--model", "echo:tone", "--quiet")
+    ran = bulk_pool.bulk(*again)
+    assert ran.code == 0, ran.err
+    texts = {row["id"]: row["text"] for row in read_lines(output)}
+    assert texts == {0: "tone: a b", 1: "other: a b", 2: "a b", 3: "a b"}
+    document = tmp_path / "text.txt"
+    document.write_text("The mill turns. It grinds.", encoding="utf-8")
+    summarize = ("summarize", document, "--quiet", "--model")
+    ran = bulk_pool.bulk(*summarize, "echo:tone", "-o", tmp_path / "s.jsonl")
+    assert ran.code == 0, ran.err
+    (summary,) = read_lines(tmp_path / "s.jsonl")
+    assert summary["summary"].startswith("tone: ")
+    for number, words in enumerate((("run", source, "--quiet", "--model"), summarize)):
+        place = tmp_path / f"{number}.jsonl"
+        ran = bulk_pool.bulk(*words, "echo:gone", "-o", place)
+        assert (ran.code, "it has other, tone" in ran.err) == (4, True), ran.err
+        assert not place.exists()
+    with SyncClient(bulk_pool.url) as mill:
+        for name in ("tone", "other"):
+            mill.remove_adapter(name, model="echo")
+    assert bulk_pool.bulk(*again).code == 0  # what is done outlives its adapter
 
 
 def test_a_changed_input_and_a_strange_output_are_refused(
