@@ -1,15 +1,16 @@
 """The life of versions in a pool of real processes, with an engine that echoes."""
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
+from click.testing import Result
 from support.pools import MODEL, UpProcess, up
 from support.waiting import wait_until_sync
+from typer.testing import CliRunner
 
 from tokenmill import Prompt, SyncClient
+from tokenmill.__main__ import build_app
 from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.errors import (
     InvalidRequest,
@@ -36,15 +37,9 @@ def operator(living):
         yield mill
 
 
-def models(pool: UpProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokenmill", "models", *arguments],
-        env=pool.env,
-        cwd=pool.directory,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def models(pool: UpProcess, *arguments: str) -> Result:
+    words = ["models", *arguments, "--url", pool.url]
+    return CliRunner().invoke(build_app(), words)
 
 
 def config(version: str, **changes: object) -> ModelConfig:
@@ -128,7 +123,7 @@ def test_what_cannot_be_done_says_what_would_work(living, operator) -> None:
     bad.write_text('{"prompt": "a", "exact": "b"}\n{"prompt": "a", "regex": "("}\n')
     refused = models(living, "add", MODEL, "v8", "--health", str(bad), "--json")
     error = json.loads(refused.stderr)["error"]
-    assert refused.returncode == 4
+    assert refused.exit_code == 4
     assert error["field"] == "bad.jsonl line 2: regex"
     listed = models(living, "list", MODEL)
     assert listed.stdout.splitlines()[0].split()[:4] == [
