@@ -109,6 +109,28 @@ def test_a_card_is_known_however_it_is_spelt() -> None:
     assert known_card("A100") is None  # of which size?
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80G"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80G"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("H100-80G", "H100"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100-16G"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("L4-24GB", "L4"),
+    ],
+)
+def test_names_of_nvidia_smi_and_of_sellers_are_known(told: str, name: str) -> None:
+    assert known_card(told) is CARDS[name]
+
+
+@pytest.mark.parametrize("told", ["H100-94G", "NVIDIA A100-PCIE-40GB", "A10G", "24G"])
+def test_another_size_or_make_is_not_taken_for_a_known_one(told: str) -> None:
+    assert known_card(told) is None
+
+
 def test_an_unknown_card_lists_those_that_are_known() -> None:
     told = str(unknown_card("A100"))
     assert "did you mean A100-40G or A100-80G" in told
@@ -117,7 +139,7 @@ def test_an_unknown_card_lists_those_that_are_known() -> None:
     assert "did you mean" not in str(unknown_card("Gaudi3"))
 
 
-@pytest.mark.parametrize("text", ["", "0xL4", "  "])
+@pytest.mark.parametrize("text", ["", "0xL4", "  ", "8x", "-3xL4", "8xL4,4xT4"])
 def test_a_fleet_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="8xA100-80G"):
         parse_fleet(text)
@@ -217,7 +239,7 @@ def test_a_small_model_on_one_card() -> None:
     chosen = found.chosen
     assert chosen is not None
     assert (chosen.tp, chosen.replicas) == (1, 1)
-    assert chosen.full_ms <= 800
+    assert chosen.alone_ms <= 800
     assert chosen.memory.free >= 0
     assert chosen.kv_blocks * 8 >= chosen.running * 384
     assert 1 <= chosen.max_wait_ms <= 40
@@ -225,6 +247,41 @@ def test_a_small_model_on_one_card() -> None:
         *("float32", "float16", "bfloat16", "int8", "nf4")
     }
     assert len(found.reasons) >= 7
+
+
+def test_slots_that_are_seldom_taken_do_not_lower_the_rate() -> None:
+    wish = {"slo_ms": 5000, "weights": "int8"}
+    found = plan(LLAMA_8B, "1xL4", **wish).chosen
+    # Four at once keep the target even when all run, and then others queue.
+    few = plan(LLAMA_8B, "1xL4", running=4, **wish).chosen
+    assert found is not None
+    assert few is not None
+    assert few.full_ms < 5000 < found.full_ms
+    assert found.rate > 3 * few.rate
+    for more in (24, 64):
+        other = plan(LLAMA_8B, "1xL4", running=more, **wish).chosen
+        assert other is not None
+        assert other.rate <= 1.03 * found.rate
+
+
+def test_a_pool_holds_long_requests_where_there_is_room() -> None:
+    long = {**LLAMA_8B, "max_position_embeddings": 131_072}
+    found = plan(long, "8xA100-80G", slo_ms=800)
+    chosen = found.chosen
+    assert chosen is not None
+    assert chosen.kv_blocks * 8 == chosen.running * 131_072
+    small = plan(long, "1xL4", slo_ms=5000).chosen
+    assert small is not None
+    assert 0 <= small.memory.free < 2**20  # all that the margin leaves
+    assert f"of {chosen.kv_blocks * 8 // chosen.running:,} each" in text_of(found)
+    host = plan(SMOLLM, "cpu", slo_ms=20_000).chosen
+    assert host is not None
+    assert host.kv_blocks * 8 >= 8192  # one sequence of its context
+
+
+def test_old_cards_are_not_advised_bfloat16() -> None:
+    reasons = {one.weights: one.reason for one in plan(LLAMA_8B, "2xT4").refused}
+    assert "capability 8.0" in reasons["bfloat16"]
 
 
 def test_a_model_larger_than_a_card_is_split_no_further_than_it_must() -> None:
@@ -295,6 +352,7 @@ def test_a_target_that_nothing_keeps_is_told_with_the_time_that_it_takes() -> No
     ]
     assert times
     assert all("a request alone takes about" in one for one in times)
+    assert "the quickest, weights nf4, tp 1, takes about" in text_of(found)
 
 
 def test_too_little_memory_says_what_is_short_and_what_would_fit() -> None:
@@ -333,6 +391,22 @@ def test_heads_that_do_not_divide_call_for_a_pipeline() -> None:
         found = plan(SMOLLM, "8xL4", tp=3)
     assert "do not divide by 8" in text_of(found)
     assert "pipeline parallelism" in text_of(found)
+
+
+def test_weights_that_several_hosts_hold_together_call_for_a_pipeline() -> None:
+    large = {
+        **LLAMA_70B,
+        "hidden_size": 16_384,
+        "intermediate_size": 53_248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+    }
+    found = plan(large, "16xH100")
+    assert found.chosen is not None
+    assert found.chosen.weights == "int8"
+    assert "weights bfloat16 lack" in text_of(found)
+    assert "fit 2 together: pipeline parallelism" in text_of(found)
+    assert "pipeline" not in text_of(plan(large, "8xH100"))
 
 
 def test_a_slow_link_calls_for_a_pipeline() -> None:

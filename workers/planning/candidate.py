@@ -17,12 +17,15 @@ from .service import Service
 _RUNNING: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _WORTH: Final = 1.03
 """More sequences must raise throughput so much to be worth their memory."""
+_PATIENCE: Final = 3
+"""Numbers of sequences in a row that may serve no more before the next is not tried:
+where the engine halves a chunk, throughput dips and rises again."""
 _CHUNKS: Final = (2048, 1024, 512, 256, 128)
 _LEAST_CHUNK: Final = 64
 _PAUSE_PART: Final = 0.1
 """Of the target: a chunk takes no longer, since running streams pause for it."""
 _SPARE: Final = 1.25
-"""KV blocks over those of all sequences, for longer requests and kept prefixes."""
+"""KV blocks over those of all sequences, at least, where there is room."""
 _WINDOW_PART: Final = 0.05
 """Of the target that waiting for a fuller batch may take."""
 _LONGEST_WINDOW_MS: Final = 200
@@ -79,6 +82,13 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     short_bytes: int = 0
     """Of memory, on each device."""
+    alone_ms: float = 0.0
+    """A request that runs alone, where that is too long."""
+
+    @property
+    def loss_percent(self) -> float:
+        """Expected perplexity over float32, an upper bound."""
+        return WEIGHTS_LOSS[self.weights] + KV_LOSS.get(self.kv, 0.0)
 
 
 def evaluate(ask: Ask, weights: str, kv: str, tp: int) -> Choice | Refused:
@@ -91,20 +101,26 @@ def evaluate(ask: Ask, weights: str, kv: str, tp: int) -> Choice | Refused:
         tp: Ranks of a replica.
     """
     candidate = _Candidate(ask, weights, kv, tp)
-    best: Service | None = None
-    problem = Refused(weights=weights, kv=kv, tp=tp, reason="nothing was asked of it")
-    limit = "no more were looked at"
+    best: Choice | None = None
+    problem, limit, idle = candidate.refused("nothing was asked of it"), "", 0
     for running in (ask.running,) if ask.running else _RUNNING:
         service = candidate.service(running)
         found = candidate.objection(service)
         if found is not None:
             problem, limit = found, f"{running} would not do: {found.reason}"
             break
-        if best is not None and service.most < _WORTH * best.most:
-            limit = f"{running} would serve hardly more"
+        rate = candidate.rate(service)
+        if best is None or rate >= _WORTH * best.rate:
+            best, idle = candidate.choice(service, rate), 0
+            continue
+        idle += 1
+        if idle == _PATIENCE:
             break
-        best = service
-    return problem if best is None else candidate.choice(best, limit)
+    if best is None:
+        return problem
+    if idle or not limit:
+        limit = "as asked" if ask.running else "more would serve hardly more"
+    return msgspec.structs.replace(best, limit=limit)
 
 
 def blocks_needed(ask: Ask, running: int) -> int:
@@ -138,25 +154,30 @@ class _Candidate:
         ask, running = self._ask, service.running
         table = self._memory(running, blocks_needed(ask, running))
         if table.free < 0:
-            return self._refused(
+            return self.refused(
                 f"{running} sequence{'s' * (running > 1)} of {ask.request.tokens} "
                 f"tokens need {gib(table.device - table.free)} GiB with what stays "
                 f"free, {gib(table.device)} are there",
                 short_bytes=-table.free,
             )
-        if ask.slo_ms is not None and 1000 * service.full_s > ask.slo_ms:
-            what = "a request alone" if running == 1 else f"a request among {running}"
-            return self._refused(
-                f"{what} takes about {1000 * service.full_s:.0f} ms, the target is "
-                f"{ask.slo_ms:.0f} ms"
+        alone = 1000 * (service.wait_s + service.life_s(1))
+        if ask.slo_ms is not None and alone > ask.slo_ms:
+            return self.refused(
+                f"a request alone takes about {alone:.0f} ms, the target is "
+                f"{ask.slo_ms:.0f} ms",
+                alone_ms=alone,
             )
         return None
 
-    def choice(self, service: Service, limit: str) -> Choice:
+    def rate(self, service: Service) -> float:
+        """Returns the requests a second that keep the target."""
+        slo_ms = self._ask.slo_ms
+        return service.sustained(None if slo_ms is None else slo_ms / 1000)
+
+    def choice(self, service: Service, rate: float) -> Choice:
         """Returns all figures of what was found."""
         ask, running = self._ask, service.running
         blocks = self._pool(running)
-        slo_s = None if ask.slo_ms is None else ask.slo_ms / 1000
         step = self._replica.step(running, ask.request.tokens)
         at_rate = None
         if ask.rate is not None and ask.rate < service.most:
@@ -179,18 +200,21 @@ class _Candidate:
             first_token_ms=1000 * service.first_token_s(running),
             alone_ms=1000 * service.life_s(1),
             full_ms=1000 * service.full_s,
-            rate=service.sustained(slo_s),
+            rate=rate,
             p99_ms=at_rate,
-            limit=limit,
         )
 
-    def _refused(self, reason: str, short_bytes: int = 0) -> Refused:
+    def refused(
+        self, reason: str, *, short_bytes: int = 0, alone_ms: float = 0.0
+    ) -> Refused:
+        """Returns this way with what speaks against it."""
         return Refused(
             weights=self._weights,
             kv=self._kv,
             tp=self._tp,
             reason=reason,
             short_bytes=short_bytes,
+            alone_ms=alone_ms,
         )
 
     def _memory(self, running: int, blocks: int) -> MemoryTable:
@@ -206,9 +230,14 @@ class _Candidate:
         return memory_table(self._ask.shape, self._ask.fleet.card, use)
 
     def _pool(self, running: int) -> int:
-        """Returns the blocks of a pool: those needed, and some to spare if they fit."""
+        """Returns the blocks of a pool: those needed, and where there is room a
+        sequence of the model's whole context; on a card, which nobody else uses, one in
+        every slot. What requests leave over keeps prefixes.
+        """
         needed = blocks_needed(self._ask, running)
-        wanted = max(int(needed * _SPARE), needed + 1)
+        longest = -(-self._ask.shape.context // self._ask.block_size)
+        slots = 1 if self._ask.fleet.card.is_host else running
+        wanted = max(int(needed * _SPARE), needed + 1, longest * slots)
         left = self._memory(running, needed).free
         token = kv_bytes_per_token(self._ask.shape, self._kv, self._tp)
         return min(wanted, needed + left // (token * self._ask.block_size))

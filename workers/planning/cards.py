@@ -25,6 +25,9 @@ _NVLINK_LATENCY_S: Final = 10e-6
 """Of one small all-reduce, launch included: an assumption."""
 _PCIE_LATENCY_S: Final = 30e-6
 """The same over the host's bus."""
+_WITHOUT_BFLOAT16: Final = {
+    "bfloat16": "cards before compute capability 8.0 compute it in software"
+}
 PER_NODE: Final = 8
 """Cards that one host has, unless said otherwise."""
 
@@ -70,6 +73,7 @@ def _nvidia(
         link=nvlink_gb_per_s * 1e9 / 2 if has_link else bus,
         link_latency_s=_NVLINK_LATENCY_S if has_link else _PCIE_LATENCY_S,
         capability=capability,
+        unfit={} if capability >= (8, 0) else _WITHOUT_BFLOAT16,
     )
 
 
@@ -102,7 +106,10 @@ CARDS: Final[Mapping[str, Card]] = {
 """By name."""
 HOST: Final = "cpu"
 """Stands for a host such as this one."""
-_FLEET: Final = re.compile(r"\s*(?:(\d{1,6})\s*[xX*]\s*)?(\S.*?)\s*")
+_EXTRA: Final = re.compile(r"(NVIDIA|TESLA|GEFORCE|SXM\d?|HBM\d?E?)$")
+"""What sellers and nvidia-smi add to a card's name."""
+_SIZE: Final = re.compile(r"(\d{2,3})GI?B?")
+_FLEET: Final = re.compile(r"\s*(?:(\d{1,6})\s*[xX*]\s*)?([A-Za-z][^,]*?)\s*")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,21 +142,40 @@ def parse_fleet(text: str) -> tuple[int, str]:
     if found is None or count < 1:
         raise ConfigError(
             "gpus",
-            f"value {text!r}; expected a number and a card, as 8xA100-80G, 4xL4 or cpu",
+            f"value {text!r}; expected a number and one kind of card, as 8xA100-80G, "
+            "4xL4 or cpu",
             "command line",
         )
     return count, found[2]
 
 
 def known_card(name: str) -> Card | None:
-    """Returns a card of the table, however it is spelt; None if it is not there."""
-    wanted = _plain(name)
-    return next((card for card in CARDS.values() if _plain(card.name) == wanted), None)
+    """Returns a card of the table, however it is spelt; None if it is not there.
+
+    Args:
+        name: As people, sellers or nvidia-smi write it. A size of memory that the
+            table's name leaves out must be the card's.
+    """
+    base, size = _words(name)
+    for card in CARDS.values():
+        own_base, own_size = _words(card.name)
+        if base != own_base:
+            continue
+        if size == own_size or (own_size is None and _holds(card, size)):
+            return card
+    return None
+
+
+def _holds(card: Card, size: int | None) -> bool:
+    """Whether a card may be sold as one of so many GB: its driver reports less."""
+    whole = (size or 0) * GIB
+    return 0.85 * whole < card.memory_bytes <= whole
 
 
 def unknown_card(name: str) -> ConfigError:
     """Returns the error for a card that is neither in the table nor described."""
-    near = [card for card in CARDS if _plain(card).startswith(_plain(name)[:4])]
+    begin = _words(name)[0][:4]
+    near = [card for card in CARDS if begin and _words(card)[0].startswith(begin)]
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     return ConfigError(
         "gpus",
@@ -159,7 +185,11 @@ def unknown_card(name: str) -> ConfigError:
     )
 
 
-def _plain(name: str) -> str:
-    """Returns letters and digits alone, "80GB" as "80G" and no maker's name."""
-    plain = re.sub(r"[^A-Z0-9]", "", name.upper().replace("NVIDIA", ""))
-    return re.sub(r"(?<=\dG)I?B$", "", plain).replace("GEFORCE", "")
+def _words(name: str) -> tuple[str, int | None]:
+    """Returns a name without size, makers and sockets, and the size in GB if it is
+    there.
+    """
+    words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
+    sizes = [int(found[1]) for word in words if (found := _SIZE.fullmatch(word))]
+    kept = (word for word in words if not (_SIZE.fullmatch(word) or _EXTRA.match(word)))
+    return "".join(kept), sizes[0] if sizes else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from .ask import Ask
-from .candidate import Choice
+from .candidate import Choice, Refused, gib
 
 _COLLECTIVE_PART: Final = 0.3
 """Of a step spent on collectives, above which fewer of them are worth a pipeline."""
@@ -17,7 +17,10 @@ _TESTED: Final = (8, 0)
 
 
 def notes(
-    ask: Ask, chosen: Choice | None, choices: Sequence[Choice]
+    ask: Ask,
+    chosen: Choice | None,
+    choices: Sequence[Choice],
+    refused: Sequence[Refused] = (),
 ) -> tuple[str, ...]:
     """Returns what would serve better than this engine, and when.
 
@@ -25,8 +28,35 @@ def notes(
         ask: What is wanted.
         chosen: The advice.
         choices: All ways that fit and keep the target.
+        refused: Those that do not.
     """
-    return (*_pipelines(ask, chosen), *_engines(ask, chosen, choices))
+    return (
+        *_pipelines(ask, chosen),
+        *_across_hosts(ask, chosen, refused),
+        *_engines(ask, chosen, choices),
+    )
+
+
+def _across_hosts(
+    ask: Ask, chosen: Choice | None, refused: Sequence[Refused]
+) -> Iterator[str]:
+    """Says which more exact weights the hosts hold together and none alone."""
+    fleet = ask.fleet
+    if chosen is None or fleet.card.is_host or fleet.nodes == 1:
+        return
+    for one in refused:
+        needed = (fleet.card.memory_bytes + one.short_bytes) * one.tp
+        is_whole_host = one.tp * 2 > min(fleet.count, fleet.per_node)
+        is_better = one.loss_percent < chosen.loss_percent
+        if not (one.short_bytes and is_whole_host and is_better):
+            continue
+        if needed <= fleet.count * fleet.card.memory_bytes:
+            yield (
+                f"weights {one.weights} lack {gib(one.short_bytes)} GiB a card in one "
+                f"host (tp {one.tp}) and fit {fleet.nodes} together: pipeline "
+                "parallelism over hosts would hold them, which tokenmill does not do "
+                "and vLLM and SGLang do"
+            )
 
 
 def _pipelines(ask: Ask, chosen: Choice | None) -> Iterator[str]:
@@ -118,8 +148,9 @@ def _warnings(ask: Ask, chosen: Choice) -> Iterator[str]:
         )
     if ask.slo_ms is not None and chosen.full_ms > 0.8 * ask.slo_ms:
         yield (
-            "a request with all slots taken is within a fifth of the target: the "
-            "figures are a model's, so measure with bench/load.py before you promise it"
+            f"a request with all slots taken needs {chosen.full_ms / ask.slo_ms:.0%} "
+            "of the target: the figures are a model's, so measure with bench/load.py "
+            "before you promise it"
         )
     if ask.fleet.nodes > 1:
         yield (

@@ -102,7 +102,7 @@ def memory_table(shape: ModelShape, card: Card, use: Use) -> MemoryTable:
     margin = max(MARGIN_BYTES, int(free * MARGIN_FRACTION))
     return MemoryTable(
         linear=parts.linear,
-        head=parts.head + _second_head(shape, use),
+        head=parts.head,
         other=parts.other + bias_table,
         kv=use.num_blocks * use.block_size * token_bytes,
         activations=activations,
@@ -112,16 +112,6 @@ def memory_table(shape: ModelShape, card: Card, use: Use) -> MemoryTable:
         reserve=max(0, margin - activations - logits - traffic),
         device=card.memory_bytes // _sharers(card, use.tp),
     )
-
-
-def _second_head(shape: ModelShape, use: Use) -> int:
-    """Returns what a tied head takes where it is no view of the checkpoint's files: the
-    fused decoder widens the embedding for itself and for the head.
-    """
-    is_widened = shape.stored not in (None, "float32")
-    if use.weights == "float32" and shape.tied and shape.is_fused and is_widened:
-        return _FLOAT * share(shape.vocabulary, use.tp) * shape.hidden
-    return 0
 
 
 def _sharers(card: Card, tp: int) -> int:

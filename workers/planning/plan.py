@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ..engine.model.advice import KV_LOSS, WEIGHTS_LOSS
+from ..engine.model.advice import WEIGHTS_LOSS
 from .ask import Ask, check_request
 from .candidate import Choice, Refused, evaluate
 from .elsewhere import notes, warnings_for
@@ -92,7 +92,7 @@ def make_plan(ask: Ask) -> Plan:
         ),
         refused=tuple(sorted([*refused, *beaten], key=_exactness)),
         warnings=() if chosen is None else warnings_for(ask, chosen),
-        elsewhere=notes(ask, chosen, choices),
+        elsewhere=notes(ask, chosen, choices, refused),
         assumptions=(
             ASSUMPTIONS if ask.fleet.card.is_host else (*ASSUMPTIONS, ON_GPUS)
         ),
@@ -203,5 +203,4 @@ def _way(choice: Choice) -> tuple[str, str, int]:
 
 
 def _exactness(refused: Refused) -> tuple[float, int]:
-    loss = WEIGHTS_LOSS[refused.weights] + KV_LOSS.get(refused.kv, 0.0)
-    return loss, refused.tp
+    return refused.loss_percent, refused.tp

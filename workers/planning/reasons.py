@@ -23,14 +23,15 @@ def _lines(
     yield _degree(ask, chosen, choices, refused)
     yield _replicas(ask, chosen)
     yield (
-        f"{chosen.running} sequences at once: a request then takes about "
-        f"{chosen.full_ms:.0f} ms{_target(ask)}, alone {chosen.alone_ms:.0f}; "
-        f"{chosen.limit}"
+        f"{chosen.running} sequences at once: a request takes about "
+        f"{chosen.full_ms:.0f} ms with all slots taken{_target(ask, chosen)}, alone "
+        f"{chosen.alone_ms:.0f}; {chosen.limit}"
     )
+    longer = chosen.kv_blocks * ask.block_size // chosen.running
     yield (
         f"{chosen.kv_blocks:,} KV blocks of {ask.block_size} tokens: "
-        f"{chosen.running} requests of {ask.request.tokens} tokens, and what is left "
-        "over for longer ones and kept prefixes"
+        f"{chosen.running} requests of {ask.request.tokens} tokens, or of {longer:,} "
+        "each; what requests leave over keeps prefixes"
     )
     yield (
         f"chunks of {chosen.prefill_chunk} prompt tokens: enough to keep arithmetic "
@@ -102,8 +103,12 @@ def _within(ask: Ask) -> str:
     return f" with the 99th percentile within {ask.slo_ms:.0f} ms, waiting included"
 
 
-def _target(ask: Ask) -> str:
-    return "" if ask.slo_ms is None else f" of {ask.slo_ms:.0f} allowed"
+def _target(ask: Ask, chosen: Choice) -> str:
+    if ask.slo_ms is None:
+        return ""
+    if chosen.full_ms <= ask.slo_ms:
+        return f" of {ask.slo_ms:.0f} allowed"
+    return f" (of {ask.slo_ms:.0f} allowed, so seldom at that rate)"
 
 
 def why_none(
@@ -122,9 +127,16 @@ def why_none(
             "such cards would do, or a longer target"
         )
         return (text,)
+    slow = [one for one in refused if one.alone_ms]
     short = [one for one in refused if one.short_bytes]
     cure = "more or faster cards, a longer target, less output or a smaller model"
     lines = [f"nothing fits and keeps the target: give {cure}"]
+    if slow:
+        quick = min(slow, key=lambda one: one.alone_ms)
+        lines.append(
+            f"the quickest, weights {quick.weights}, tp {quick.tp}, takes about "
+            f"{quick.alone_ms:.0f} ms for a request alone"
+        )
     if short:
         least = min(short, key=lambda one: one.short_bytes)
         lines.append(

@@ -36,7 +36,7 @@ def shown(ask: Ask, counts: Parameters, plan: Plan) -> Iterator[RenderableType]:
         yield Text(f"  {reason}")
     if chosen is not None:
         yield _memory(ask, chosen.memory, chosen.replicas * chosen.tp)
-        yield pairs("Speed, predicted", _speed(chosen))
+        yield pairs("Speed, predicted", _speed(ask, chosen))
     if plan.refused:
         yield _refused(plan.refused)
     for title, lines in (
@@ -114,14 +114,15 @@ def _memory(ask: Ask, memory: MemoryTable, count: int) -> Table:
     return made
 
 
-def _speed(chosen: Choice) -> Iterator[tuple[str, str]]:
+def _speed(ask: Ask, chosen: Choice) -> Iterator[tuple[str, str]]:
     yield "decode step", f"{chosen.step_ms:.3g} ms with {chosen.running} running"
     if chosen.tp > 1:
         yield "of it collectives", f"{chosen.collective_ms:.3g} ms"
     yield "first token", f"{chosen.first_token_ms:.0f} ms after a slot is free"
     yield "request alone", f"{chosen.alone_ms:.0f} ms"
     yield "request, all slots taken", f"{chosen.full_ms:.0f} ms"
-    yield "rate", f"{chosen.rate:.3g} requests/s within the target"
+    within = "within the target" if ask.slo_ms else "with waits as long as the work"
+    yield "rate", f"{chosen.rate:.3g} requests/s {within}"
     if chosen.p99_ms is not None:
         yield "P99 at the asked rate", f"{chosen.p99_ms:.0f} ms"
 
