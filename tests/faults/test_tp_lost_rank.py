@@ -2,7 +2,8 @@
 
 `tokenmill up` runs one worker that is split over two processes. Whatever is killed or
 stopped, the whole group ends within seconds, is started again, and its jobs go on at
-their next token with the text of an undisturbed run.
+their next token with the text of an undisturbed run; on another group where there is
+one of the same degree, and never at another degree.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-import redis
-from support.fault_pool import with_faults
+from support.fault_pool import FaultPool, WorkerProcess, fault_pool, with_faults
 from support.follower import Follower
-from support.pools import MODEL, UpProcess, all_gone, up
+from support.pools import MODEL, all_gone
 from support.tiny_models import save_tiny_model
 from support.waiting import wait_until
 
 from tokenmill import Client, JobResult, Prompt, Sampling
-from tokenmill.shared.keys import Keys
+from tokenmill.shared.pool.shard_checks import findings_of
+from tokenmill.shared.scripts_scheduler import group_info
 
 TOKENS = 50
 RANK_TIMEOUT_S = 4.0
@@ -38,10 +39,10 @@ CASES = {
 
 
 class Group:
-    """The worker that `up` runs at this moment: its leader and its followers."""
+    """A worker with its ranks: its leader, and who follows it."""
 
-    def __init__(self, pool: UpProcess) -> None:
-        self.leader = psutil.Process(pool.pids("worker-0")[-1])
+    def __init__(self, leader: int) -> None:
+        self.leader = psutil.Process(leader)
         self.followers = self.leader.children()
         assert len(self.followers) == 1
 
@@ -50,9 +51,14 @@ class Group:
         return [self.leader, *self.followers]
 
 
+def own_group(pool: FaultPool) -> Group:
+    """The one that `up` runs at this moment."""
+    return Group(pool.up.pids("worker-0")[-1])
+
+
 @pytest.fixture(scope="module")
-def tp_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
-    """A pool whose only worker has two ranks; it leaves no file and no process."""
+def tp_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultPool]:
+    """A pool whose own worker has two ranks; it leaves no file and no process."""
     directory = tmp_path_factory.mktemp("pool")
     temporary = directory / "tmp"
     temporary.mkdir()
@@ -68,7 +74,7 @@ def tp_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
         **with_faults(),
     }
     shared = set(_shared_files())
-    with up(directory, engine="model", **settings) as pool:
+    with fault_pool(directory, MODEL, own=True, **settings) as pool:
         yield pool
     assert list(temporary.iterdir()) == []
     assert not set(_shared_files()) - shared
@@ -80,7 +86,7 @@ def _shared_files() -> list[str]:
 
 
 @pytest.fixture
-async def tp_mill(tp_pool: UpProcess) -> AsyncIterator[Client]:
+async def tp_mill(tp_pool: FaultPool) -> AsyncIterator[Client]:
     async with Client(tp_pool.url) as client:
         yield client
 
@@ -133,52 +139,123 @@ def stop_follower(group: Group) -> None:
     group.followers[0].send_signal(signal.SIGSTOP)
 
 
+async def check_ends(group: Group, fault: Callable[[Group], None], s: float) -> None:
+    """A fault of one takes all along, within so many seconds."""
+    began = time.monotonic()
+    fault(group)
+    gone = await asyncio.to_thread(all_gone, group.all, s + 5)
+    assert gone, "the group outlived its lost rank"
+    assert time.monotonic() - began < s + 2, "seconds, on a busy host"
+
+
+def check_resumed(
+    pool: FaultPool, result: JobResult, undisturbed: JobResult, cause: str
+) -> None:
+    assert result.choices == undisturbed.choices
+    record = pool.record(result.id)
+    assert record["lease_losses"] == "1"
+    assert cause in record["last_error"]
+    assert str(result.weights_version).endswith("+tp2")
+
+
+async def test_a_group_is_one_worker_to_the_pool(
+    tp_pool: FaultPool, tp_mill: Client
+) -> None:
+    (found,) = (await tp_mill.snapshot()).groups
+    assert found.tp == 2
+    (follower,) = own_group(tp_pool).followers
+    settings = {"TOKENMILL_URL", "TOKENMILL_MODELS"}
+    assert not settings & follower.environ().keys()
+    raw = tp_pool.redis.hgetall(tp_pool.keys.group(found.group))
+    assert raw[b"tp"] == b"2"
+    assert raw[b"weights_version"].endswith(b"+tp2")
+    load_line = findings_of(group_info(raw))[0]
+    assert "split over 2 processes (tp)" in load_line.message
+
+
 @pytest.mark.parametrize(
     ("fault", "exit_code", "cause", "within_s"),
     [
-        (kill_follower, 75, "was killed by SIGKILL", 2.0),
         (stop_follower, 75, "gave no sign of life for 2 s", RANK_TIMEOUT_S),
         (kill_leader, -9, "the worker was killed by SIGKILL", 2.0),
     ],
 )
-async def test_jobs_go_on_with_the_same_text(
-    tp_pool: UpProcess, tp_mill: Client, whole, fault, exit_code, cause, within_s
+async def test_jobs_go_on_when_the_group_is_back(
+    tp_pool: FaultPool, tp_mill: Client, whole, fault, exit_code, cause, within_s
 ) -> None:
-    group = Group(tp_pool)
+    group = own_group(tp_pool)
     followers = await submit(tp_mill)
     await followers["greedy"].has_tokens(5)
-    began = time.monotonic()
-    fault(group)
-    gone = await asyncio.to_thread(all_gone, group.all, within_s + 5)
-    assert gone, "the group outlived its lost rank"
-    assert time.monotonic() - began < within_s + 2, "seconds, on a busy host"
-    await wait_until(lambda: f"died (exit {exit_code})" in tp_pool.text)
-    resumed = await results(followers)
-    with redis.Redis.from_url(tp_pool.url) as client:
-        for name, result in resumed.items():
-            assert result.choices == whole[name].choices, name
-            fields = client.hgetall(Keys(MODEL, 0).job(result.id))
-            assert fields[b"lease_losses"] == b"1"
-            assert cause in fields[b"last_error"].decode()
-            assert result.weights_version.endswith("+tp2")
-    assert Group(tp_pool).leader.pid != group.leader.pid
+    await check_ends(group, fault, within_s)
+    await wait_until(lambda: f"died (exit {exit_code})" in tp_pool.up.text)
+    for name, result in (await results(followers)).items():
+        check_resumed(tp_pool, result, whole[name], cause)
+    assert own_group(tp_pool).leader.pid != group.leader.pid
+
+
+@pytest.fixture(scope="module")
+def neighbours(tp_pool: FaultPool) -> tuple[WorkerProcess, WorkerProcess]:
+    """Beside the pool's own group: another one, and a worker that is not split."""
+    made = tp_pool.start_worker("--tp", "2"), tp_pool.start_worker("--tp", "1")
+    for worker in made:
+        worker.wait_ready()
+    return made
+
+
+async def begun(
+    pool: FaultPool, mill: Client, is_wanted: Callable[[str], bool]
+) -> tuple[list[tuple[str, Follower]], list[tuple[str, Follower]]]:
+    """Jobs of which some have begun with a group that is wanted: those, and all."""
+    every = [job for _ in range(4) for job in (await submit(mill)).items()]
+
+    def here() -> list[tuple[str, Follower]]:
+        return [
+            (name, one)
+            for name, one in every
+            if one.num_tokens >= 5 and is_wanted(pool.owner(one.job.id))
+        ]
+
+    await wait_until(here, timeout_s=30, every_s=0.002, what="a job of that group")
+    return here(), every
+
+
+async def test_jobs_go_on_at_their_degree_alone(
+    tp_pool: FaultPool, tp_mill: Client, whole, neighbours
+) -> None:
+    """Two groups and an undivided worker have room; what dies is one of the groups."""
+    single = neighbours[1]
+    elsewhere = ("", *(one.group for one in neighbours))
+    group = own_group(tp_pool)
+    moving, every = await begun(tp_pool, tp_mill, lambda owner: owner not in elsewhere)
+    await check_ends(group, kill_follower, 2.0)
+    for name, one in moving:
+        result = await one.ended()
+        check_resumed(tp_pool, result, whole[name], "was killed by SIGKILL")
+        assert result.id not in single.text
+    for _, one in every:
+        await one.ended()
 
 
 async def test_a_signal_to_every_process_drains(
-    tp_pool: UpProcess, tp_mill: Client, whole
+    tp_pool: FaultPool, tp_mill: Client, whole, neighbours
 ) -> None:
     """As of a service manager: the followers go on until their leader has drained."""
-    group = Group(tp_pool)
-    followers = await submit(tp_mill)
-    await followers["greedy"].has_tokens(5)
+    worker, single = neighbours
+    group = Group(worker.process.pid)
+    running, every = await begun(tp_pool, tp_mill, lambda owner: owner == worker.group)
     for process in group.all:
         os.kill(process.pid, signal.SIGTERM)
-    ended = await results(followers)
-    assert await asyncio.to_thread(all_gone, group.all)
-    await wait_until(lambda: "ended (exit 0)" in tp_pool.text)
-    with redis.Redis.from_url(tp_pool.url) as client:
-        for name, result in ended.items():
-            assert result.choices == whole[name].choices, name
-            fields = client.hgetall(Keys(MODEL, 0).job(result.id))
-            assert b"lease_losses" not in fields
-            assert fields[b"epoch"] == b"2", "dispatched once, and ended"
+    for name, one in running:
+        result = await one.ended()
+        assert result.choices == whole[name].choices, name
+        record = tp_pool.record(result.id)
+        assert "lease_losses" not in record
+        assert record["epoch"] == "2", "dispatched once, and ended"
+    for _, one in every:
+        await one.ended()
+    single.signal(signal.SIGTERM)
+    for one in neighbours:
+        assert await asyncio.to_thread(one.process.wait, 20) == 0
+        assert not tp_pool.group(one)
+    assert all_gone(group.all)
+    assert "rank_lost" not in worker.text

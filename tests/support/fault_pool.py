@@ -134,11 +134,15 @@ class FaultPool:
 
 @contextmanager
 def fault_pool(
-    directory: Path, model: str, *arguments: str, **settings: str
+    directory: Path, model: str, *arguments: str, own: bool = False, **settings: str
 ) -> Iterator[FaultPool]:
-    """A pool without workers, for the length of a `with` block."""
+    """A pool for the length of a `with` block.
+
+    Without workers; `own`: with those of its settings, which it restarts.
+    """
     quick = {"TOKENMILL_SCHEDULER_LEADER_LEASE_MS": "1000"}
-    with up(directory, "--no-worker", **quick, **settings) as process:
+    kind = ("--engine", "model") if own else ("--no-worker",)
+    with up(directory, *kind, **quick, **settings) as process:
         made = FaultPool(process, model, list(arguments), settings)
         try:
             yield made
