@@ -86,6 +86,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "worker.rank_timeout_s": _between(1, 3600),
     "worker.adapters_memory_mb": _between(0, 2**24),
     "worker.max_adapter_rank": _between(1, 256),
+    "mps.thread_factor": _between(1, 64),
     "mps.start_s": _between(0.1, 600),
     "mps.check_s": _between(0.05, 600),
     "webhooks.timeout_s": _between(0.1, 300),

@@ -263,5 +263,7 @@ def _convert(
         expected = str(error)
         if get_origin(kind) is Literal:
             expected = f"expected one of {', '.join(map(str, get_args(kind)))}"
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            expected += f"; known here: {', '.join(kind.__struct_fields__)}"
         problem = f"value {shown!r} is unusable: {expected}"
         raise ConfigError(key, problem, origin) from None

@@ -19,6 +19,9 @@ class MpsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     exclusive: bool = False
     """Put shared devices into the compute mode EXCLUSIVE_PROCESS while the daemon
     runs, which takes root; otherwise the mode is left alone."""
+    thread_factor: float = 1.0
+    """Threads of a process over its share: 2 lets each use twice as many, for
+    processes that seldom work at once. Memory stays within the shares."""
     start_s: float = 30.0
     """How long a daemon may take to answer, and workers wait for it."""
     check_s: float = 2.0

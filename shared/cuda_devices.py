@@ -18,6 +18,8 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
 """nvidia-smi counts by bus; CUDA by speed, unless told otherwise."""
+EXCLUSIVE: Final = "Exclusive_Process"
+"""The compute mode in which one process has a device, which may be MPS' server."""
 _FIELDS: Final = "index,uuid,memory.total,mig.mode.current,compute_mode"
 _QUERY: Final = (f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _TIMEOUT_S: Final = 20.0
@@ -41,17 +43,23 @@ def devices_here(environ: Mapping[str, str]) -> tuple[Device, ...]:
     """Returns this host's devices in the order in which settings number them.
 
     That is the order of CUDA_VISIBLE_DEVICES where it is set, as in a batch job that
-    was given some of a host's devices, else that of nvidia-smi.
+    was given some of a host's devices, else that of nvidia-smi. As CUDA does, the list
+    is read up to the first word that names no device.
 
     Args:
         environ: The process's environment.
     """
-    found = _asked() or _nodes()
+    told = _asked()
     visible = environ.get(VISIBLE)
     if visible is None:
-        return tuple(found)
-    words = [word.strip() for word in visible.split(",")]
-    return tuple(_named(word, found) for word in words if word not in ("", "-1"))
+        return tuple(told or _nodes())
+    own: list[Device] = []
+    for word in (word.strip() for word in visible.split(",")):
+        device = _named(word, told) if told else _unseen(word)
+        if device is None:
+            break
+        own.append(device)
+    return tuple(own)
 
 
 def chosen(devices: Sequence[Device], numbers: Sequence[int], key: str) -> list[Device]:
@@ -85,10 +93,20 @@ def smi() -> str | None:
     return shutil.which("nvidia-smi")
 
 
-def _named(word: str, found: Sequence[Device]) -> Device:
+def _named(word: str, found: Sequence[Device]) -> Device | None:
+    if word.startswith("MIG-"):
+        return Device(id=word, mig=True)
     for number, device in enumerate(found):
-        if word == str(number) or device.id.startswith(word):
+        is_prefix = word.startswith("GPU-") and device.id.startswith(word)
+        if word == str(number) or is_prefix:
             return device
+    return None
+
+
+def _unseen(word: str) -> Device | None:
+    """Without nvidia-smi the variable is taken at its word."""
+    if word in ("", "-1"):
+        return None
     return Device(id=word, mig=word.startswith("MIG-"))
 
 

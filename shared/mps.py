@@ -9,7 +9,7 @@ environment names.
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -131,7 +131,10 @@ def daemon_environment(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def client_environment(
-    one: DeviceSet, numbers: Sequence[int], share: float | None
+    one: DeviceSet,
+    numbers: Sequence[int],
+    share: float | None,
+    thread_factor: float = 1.0,
 ) -> dict[str, str]:
     """Returns the environment of a process that is served by MPS.
 
@@ -139,6 +142,7 @@ def client_environment(
         one: The set that has its devices.
         numbers: Its devices, as in the settings.
         share: Of each device's threads and memory; None is not bounded.
+        thread_factor: Threads over the share.
     """
     own = [one.devices[one.numbers.index(number)] for number in numbers]
     told = {PIPES: str(one.pipes), LOGS: str(one.logs), ORDER: BY_BUS}
@@ -150,7 +154,7 @@ def client_environment(
         for device in own
     )
     if share is not None:
-        told[THREADS] = f"{share * 100:g}"
+        told[THREADS] = f"{min(100.0, share * thread_factor * 100):g}"
         limits = [
             f"{device.id}={int(device.memory_mib * share)}M"
             for device in own
@@ -169,8 +173,3 @@ def plain_environment(devices: Sequence[Device]) -> dict[str, str]:
         # A daemon of somebody else's, found by chance, would serve other devices.
         PIPES: os.devnull,
     }
-
-
-def without_mps(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without what tells a process of MPS."""
-    return {k: v for k, v in environ.items() if not k.startswith("CUDA_MPS_")}

@@ -86,7 +86,7 @@ def _device_set(
     from ..shared.mps import DeviceSet, directories
 
     words = [word.strip() for word in numbers.split(",")]
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() for word in words):
         problem = f"value {numbers!r}; expected numbers with commas between, as 0,1"
         raise ConfigError("devices", problem, "command line")
     wanted = tuple(sorted(set(map(int, words))))

@@ -7,7 +7,6 @@ after the workers have drained.
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from ..shared.config_mps import MpsConfig
@@ -29,7 +29,8 @@ _LOOK_EVERY_S: Final = 0.1
 _QUIT_S: Final = 5.0
 """Given to servers that still have clients."""
 _MARK: Final = "tokenmill.started"
-"""In the directory of pipes while a daemon that we started may be behind it."""
+"""In the directory of pipes while a daemon that we started may be behind it: the ids
+of its devices."""
 _log = structlog.get_logger(__name__)
 
 
@@ -49,7 +50,7 @@ class Daemon:
         self._devices = tuple(devices)
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._modes = ComputeModes(self._devices)
+        self._modes = ComputeModes(self._devices, control.pipes)
         self._servers: tuple[Server, ...] = ()
         self.is_ours = False
         """Whether it is ours to end."""
@@ -68,10 +69,13 @@ class Daemon:
         """Uses the daemon that answers, else starts one, and waits until it answers.
 
         Raises:
-            MpsUnavailable: It ended, or did not answer in time.
+            MpsUnavailable: It ended, did not answer in time, or cannot be started.
             ConfigError: The compute mode was to be changed and cannot be.
         """
         found = await asyncio.to_thread(self._control.servers)
+        if found is not None and self._serves_others():
+            await self._end_others()
+            found = None
         if found is None:
             await self._start()
             found = await self._answered()
@@ -84,14 +88,49 @@ class Daemon:
         now = await asyncio.to_thread(self._control.servers)
         self._servers = now or ()
 
+    def _serves_others(self) -> bool:
+        """Whether a daemon of ours was left that has other devices than are meant now:
+        numbers of settings follow CUDA_VISIBLE_DEVICES.
+        """
+        try:
+            left = msgspec.json.decode(self._mark.read_bytes(), type=list[str])
+        except (OSError, msgspec.DecodeError):
+            return False
+        return left != [device.id for device in self._devices]
+
+    async def _end_others(self) -> None:
+        _log.info("mps_replaced", pipes=str(self._control.pipes))
+        await asyncio.to_thread(self._control.quit, _QUIT_S)
+        end = time.monotonic() + _QUIT_S
+        while await asyncio.to_thread(self._control.servers) is not None:
+            if time.monotonic() > end:
+                raise MpsUnavailable(
+                    f"the daemon behind {self._control.pipes} serves other devices and "
+                    "does not quit; end it"
+                )
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _make_directories(self) -> None:
+        for directory in (self._control.pipes, self._control.logs):
+            try:
+                if directory is not None:
+                    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise MpsUnavailable(
+                    f"{directory} cannot be made: {error.strerror}; give another "
+                    "pool.state_dir"
+                ) from error
+
     async def _start(self) -> None:
         control = self._control
-        for directory in (control.pipes, control.logs):
-            if directory is not None:
-                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._settings.exclusive:
-            await asyncio.to_thread(self._modes.exclude)
-        self._mark.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        self._make_directories()
+        # Without being told to, what a killed process left is given back.
+        change = (
+            self._modes.exclude if self._settings.exclusive else self._modes.restore
+        )
+        await asyncio.to_thread(change)
+        ids = [device.id for device in self._devices]
+        self._mark.write_bytes(msgspec.json.encode(ids))
         self.is_ours = True
         try:
             # On this thread: the kernel ties the child's end to the one that forked.

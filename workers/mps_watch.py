@@ -18,7 +18,7 @@ import structlog
 
 from ..shared.config_mps import MpsConfig
 from ..shared.cuda_devices import VISIBLE
-from ..shared.errors import ModelLoadError
+from ..shared.errors import MpsUnavailable
 from ..shared.mps import DEFAULT_PIPES, EXPECTED, PIPES, find_control
 from .bridge import EXIT_STUCK
 from .mps_control import Control, Server, lost, takes_clients
@@ -46,7 +46,7 @@ async def joined(
         What watches it, or None where CUDA runs without MPS.
 
     Raises:
-        ModelLoadError: The settings want MPS, and its daemon does not come.
+        MpsUnavailable: The settings want MPS, and its daemon does not come.
     """
     environ = os.environ if environ is None else environ
     pipes = Path(environ.get(PIPES) or DEFAULT_PIPES)
@@ -75,7 +75,8 @@ def _go_without(
     # A server's own numbers mean other devices without it.
     renumbered = environ.get(VISIBLE, "").replace(",", "").isdigit()
     if expected == "on" or renumbered:
-        raise ModelLoadError(problem)
+        # Not the model's fault: whoever supervises tries again, as often as it takes.
+        raise MpsUnavailable(problem)
     _log.warning("mps_off", reason=problem, effect="processes take turns")
     for name in [name for name in environ if name.startswith("CUDA_MPS_")]:
         del environ[name]
@@ -124,16 +125,18 @@ class MpsWatch:
         While one of its servers is in fault it takes none.
         """
         end = time.monotonic() + within_s
-        while not takes_clients(await self._servers()):
+        while not takes_clients(now := await self._servers()):
             if time.monotonic() > end:
                 return False
             await asyncio.sleep(_LOOK_EVERY_S)
+        # One that goes while a model is being loaded is missed at the first look.
+        self.seen = now or ()
         _log.info("mps_joined", pipes=str(self._control.pipes))
         return True
 
     async def lost(self) -> str:
         """Returns when the server is lost, and says why."""
-        self.seen, silent = (), 0
+        silent = 0
         while True:
             now = await self._servers()
             # Once may be a machine that is busy.

@@ -9,7 +9,7 @@ import structlog
 
 from ..config import Config
 from ..connection import state_dir
-from ..cuda_devices import Device, chosen, devices_here
+from ..cuda_devices import EXCLUSIVE, Device, chosen, devices_here
 from ..errors import ConfigError
 from ..mps import (
     EXPECTED,
@@ -51,13 +51,11 @@ class Placement:
         if any(slot.devices for slot in self._slots):
             self._find_devices()
             self._find_sets()
-        self._cores = dict(
-            zip(
-                ((slot.index, slot.replica) for slot in self._slots),
-                core_slices(self._slots, available_cores()),
-                strict=True,
-            )
-        )
+        self._cores: dict[str, list[tuple[int, ...]]] = {}
+        """Model -> the cores of each of its replicas."""
+        cores = core_slices(self._slots, available_cores())
+        for slot, own in zip(self._slots, cores, strict=True):
+            self._cores.setdefault(config.models[slot.index].name, []).append(own)
 
     def _find_devices(self) -> None:
         """Every number of the settings must be a device of this host."""
@@ -81,6 +79,7 @@ class Placement:
             elif settings.mode == "on":
                 raise ConfigError("mps.mode", f"value 'on', and {reason}")
             else:
+                _check_turns(one, reason)
                 self.off[one.name] = reason
         self.sets = tuple(found)
 
@@ -108,25 +107,41 @@ class Placement:
         """Returns what a worker's environment says of its place.
 
         Args:
-            slot: The worker's; one that is not of the settings has no cores of its own.
-            model: What it serves, for the message.
+            slot: The worker's.
+            model: What it serves. A further version of a model has the cores of the
+                model, whose share it is to keep to.
 
         Raises:
             ConfigError: There is no such device.
         """
         told: dict[str, str] = {}
-        if cores := self._cores.get((slot.index, slot.replica)):
-            told[CORES] = ",".join(map(str, cores))
+        if replicas := self._cores.get(model):
+            cores = replicas[slot.replica % len(replicas)]
+            told |= {CORES: ",".join(map(str, cores))} if cores else {}
         if not slot.devices:
             return told
         devices = self._devices or devices_here(self._environ)
         own = chosen(devices, slot.devices, f"devices of {model}")
         for one in self.sets:
             if set(slot.devices) <= set(one.numbers):
-                told |= client_environment(one, slot.devices, slot.share)
+                told |= client_environment(
+                    one, slot.devices, slot.share, self._config.mps.thread_factor
+                )
                 told[EXPECTED] = self._config.mps.mode
                 return told
         return told | plain_environment(own)
+
+
+def _check_turns(one: DeviceSet, reason: str) -> None:
+    """Refuses to let processes take turns on a device that admits one alone."""
+    for number, device in zip(one.numbers, one.devices, strict=True):
+        if device.compute_mode == EXCLUSIVE:
+            raise ConfigError(
+                "mps.mode",
+                f"several processes are to share device {number}, which is in the "
+                f"compute mode {EXCLUSIVE} and so admits one, or MPS; and {reason}. "
+                "Cure that, or end the mode with nvidia-smi -c DEFAULT as root",
+            )
 
 
 def available_cores() -> tuple[int, ...]:

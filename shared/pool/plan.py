@@ -121,8 +121,8 @@ def plan_workers(
         config: Settings in force.
         url: Redis, for the children.
         console: Whether a person reads the children's logs.
-        models: Whose; None takes those of the settings. Others have no cores of their
-            own, and know no model but themselves.
+        models: Whose; None takes those of the settings. Others know no model but
+            themselves.
         placement: Where the workers of the settings run; None finds it out.
         prefix: Of the children's names, which end in `-0`, `-1`...
         extra: Further options of `tokenmill work`.
@@ -136,8 +136,6 @@ def plan_workers(
     slots = slots_of(whose)
     if models is not None:
         config = msgspec.structs.replace(config, models=whose)
-        # Cores are shared out among the workers of the settings alone.
-        slots = [msgspec.structs.replace(slot, index=-1) for slot in slots]
     common = _environment(options, config, url, console=console)
     served = [model for model in whose for _ in range(model.replicas)]
     _check_partitions(config)

@@ -20,7 +20,7 @@ from support.waiting import wait_until, wait_until_sync
 
 from tokenmill.shared.config_mps import MpsConfig
 from tokenmill.shared.cuda_devices import Device
-from tokenmill.shared.errors import ConfigError, ModelLoadError, MpsUnavailable
+from tokenmill.shared.errors import ConfigError, MpsUnavailable
 from tokenmill.shared.mps import EXPECTED, PIPES
 from tokenmill.workers.mps import Daemon, keep
 from tokenmill.workers.mps_control import Control, Server, lost
@@ -93,11 +93,21 @@ async def test_a_daemon_that_runs_already_is_used_and_left_alone(program) -> Non
 async def test_what_a_killed_supervisor_left_is_taken_over(program) -> None:
     asked = control(program)
     with running(program, asked.pipes) as left:
-        (asked.pipes / "tokenmill.started").write_text("1\n")
+        (asked.pipes / "tokenmill.started").write_text(json.dumps([UUIDS[0]]))
         async with kept(program):
-            pass
+            assert left.poll() is None
         assert left.wait(10) == 0
         assert asked.servers() is None
+
+
+async def test_what_was_left_for_other_devices_is_replaced(program) -> None:
+    asked = control(program)
+    with running(program, asked.pipes) as left:
+        (asked.pipes / "tokenmill.started").write_text(json.dumps([UUIDS[1]]))
+        async with kept(program):
+            assert left.poll() == 0
+            seen = json.loads(ask(program, asked.pipes, "stand_in_seen"))
+            assert seen["CUDA_VISIBLE_DEVICES"] == UUIDS[0]
 
 
 async def test_a_dead_daemon_is_told_at_once(program) -> None:
@@ -139,6 +149,27 @@ async def test_the_compute_mode_is_set_only_when_told_and_given_back(
     async with kept(program, MpsConfig(check_s=0.05, exclusive=True)):
         assert said.read_text().split() == ["-i", UUIDS[0], "-c", "EXCLUSIVE_PROCESS"]
     assert said.read_text().splitlines()[-1] == f"-i {UUIDS[0]} -c DEFAULT"
+
+
+async def test_a_mode_that_a_killed_process_left_is_given_back(
+    program, monkeypatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    said = program.parent / "modes-set"
+    killed = Daemon(control(program), [DEVICE], MpsConfig(exclusive=True))
+    await killed.start()
+    assert killed._process is not None
+    killed._process.kill()
+    killed._process.wait()
+    assert len(said.read_text().splitlines()) == 1
+    # By then nvidia-smi tells the mode that was set.
+    now = Device(id=DEVICE.id, compute_mode="Exclusive_Process")
+    again = Daemon(control(program), [now], MpsConfig(exclusive=True))
+    await again.start()
+    assert len(said.read_text().splitlines()) == 1
+    await again.stop()
+    assert said.read_text().splitlines()[-1] == f"-i {UUIDS[0]} -c DEFAULT"
+    assert not (control(program).pipes / "tokenmill.modes").exists()
 
 
 async def test_a_mode_that_cannot_be_set_is_refused(program, monkeypatch) -> None:
@@ -184,15 +215,27 @@ async def test_a_server_that_dies_and_a_silent_daemon_are_losses(program) -> Non
         await wait_until(lambda: watch.seen == (server,))
         os.kill(server.pid, signal.SIGKILL)
         assert "ended" in await asyncio.wait_for(losing, 10)
-        losing = asyncio.create_task(watch.lost())
+        losing = asyncio.create_task(MpsWatch(asked, 0.05).lost())
         daemon.kill()
         assert "does not answer" in await asyncio.wait_for(losing, 10)
+
+
+async def test_a_server_that_is_replaced_while_a_model_loads_is_a_loss(program) -> None:
+    with running(program, control(program).pipes):
+        asked = control(program)
+        assert asked.start_server()
+        watch = MpsWatch(asked, 0.05)
+        assert await watch.comes(10.0)
+        (server,) = asked.servers()
+        os.kill(server.pid, signal.SIGKILL)
+        assert asked.start_server()
+        assert "ended" in await asyncio.wait_for(watch.lost(), 10)
 
 
 async def test_a_daemon_that_does_not_come(program) -> None:
     settings = MpsConfig(control=str(program), start_s=0.1)
     pipes = str(control(program).pipes)
-    with pytest.raises(ModelLoadError, match="no MPS daemon answers"):
+    with pytest.raises(MpsUnavailable, match="no MPS daemon answers"):
         await joined(settings, {PIPES: pipes, EXPECTED: "on"})
     environ = {
         PIPES: pipes,
@@ -205,7 +248,7 @@ async def test_a_daemon_that_does_not_come(program) -> None:
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environ
     # A daemon's own numbers would mean other devices without it.
     renumbered = {PIPES: pipes, EXPECTED: "auto", "CUDA_VISIBLE_DEVICES": "0"}
-    with pytest.raises(ModelLoadError, match="no MPS daemon answers"):
+    with pytest.raises(MpsUnavailable, match="no MPS daemon answers"):
         await joined(settings, renumbered)
     assert await joined(settings, {PIPES: pipes}) is None
 

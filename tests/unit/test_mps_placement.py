@@ -15,7 +15,7 @@ from tokenmill.shared.errors import ConfigError
 from tokenmill.shared.mps import why_not
 from tokenmill.shared.pool import placement
 from tokenmill.shared.pool.placement import Placement
-from tokenmill.shared.pool.plan import PoolOptions, plan_children
+from tokenmill.shared.pool.plan import PoolOptions, plan_children, plan_workers
 from tokenmill.workers.mps_health import findings
 
 HALF = ModelConfig(name="a", devices=(0,), share=0.5)
@@ -70,6 +70,20 @@ def test_two_processes_of_a_device_are_clients_within_their_shares(mps_place) ->
     assert run["worker-0"][run["worker-0"].index("--device") + 1] == "cuda"
 
 
+def test_threads_may_be_given_twice_and_memory_may_not(mps_place) -> None:
+    other = ModelConfig(name="b", devices=(0,), share=0.25)
+    children = told(pool(mps_place, HALF, other, thread_factor=3.0))
+    shares = [
+        children[name]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+        for name in ("worker-0", "worker-1")
+    ]
+    assert shares == ["100", "75"]
+    memory = children["worker-1"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    assert memory == f"{UUIDS[0]}=20000M"
+    with pytest.raises(ConfigError, match=r"thread_factor.*from 1 to 64"):
+        pool(mps_place, HALF, thread_factor=0.5)
+
+
 def test_a_process_that_owns_its_device_needs_no_mps(mps_place) -> None:
     each = ModelConfig(name="a", devices=(0, 1), replicas=2, share=0.5)
     config = pool(mps_place, each)
@@ -113,6 +127,8 @@ def test_without_uuids_a_server_s_own_numbers_are_told(mps_place, monkeypatch) -
     [
         (None, 2, "no device 2: this host has 2, numbered from 0"),
         ("1", 1, "no device 1: this host has 1"),
+        ("1,7", 1, "no device 1: this host has 1"),
+        ("-1,1", 0, "no NVIDIA device is here"),
         ("", 0, "no device 0: no NVIDIA device is here"),
         ("-1", 0, "no NVIDIA device is here"),
     ],
@@ -141,6 +157,14 @@ def test_visible_devices_name_others_by_number_or_uuid(mps_place) -> None:
     assert ids("GPU-bbbb") == [UUIDS[1]]
     (instance,) = devices_here({"CUDA_VISIBLE_DEVICES": "MIG-1234"})
     assert instance.mig
+
+
+def test_a_device_for_one_process_is_not_shared_without_mps(mps_place) -> None:
+    install(mps_place / "bin", mode="Exclusive_Process")
+    assert Placement(both(mps_place)).sets
+    with pytest.raises(ConfigError, match=r"mps.mode.*device 0.*Exclusive_Process"):
+        Placement(both(mps_place, mode="off"))
+    Placement(pool(mps_place, HALF, mode="off"))  # one process alone
 
 
 def both(place: Path, **mps: object) -> Config:
@@ -216,3 +240,19 @@ def test_cores_are_told_to_workers_that_share_the_host(monkeypatch) -> None:
     assert children["worker-0"]["TOKENMILL_PROC_CORES"] == "2,3"
     assert children["worker-1"]["TOKENMILL_PROC_CORES"] == "5"
     assert "CUDA_VISIBLE_DEVICES" not in children["worker-0"]
+
+
+def test_a_further_version_keeps_to_the_cores_of_its_model(monkeypatch) -> None:
+    monkeypatch.setattr(placement, "available_cores", lambda: (2, 3, 5, 7))
+    models = (
+        ModelConfig(name="a", share=0.25, replicas=2),
+        ModelConfig(name="b", share=0.25),
+    )
+    version = ModelConfig(name="a", version="v2", share=0.25, replicas=3)
+    workers = plan_workers(
+        *(PoolOptions(), Config(models=models), "redis://host"),
+        console=False,
+        models=[version],
+    )
+    cores = [worker.env()["TOKENMILL_PROC_CORES"] for worker in workers]
+    assert cores == ["2", "3", "2"]

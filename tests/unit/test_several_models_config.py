@@ -96,6 +96,13 @@ def test_what_cannot_be_is_refused_with_what_can(fields, says) -> None:
         checked(model(**fields))
 
 
+def test_an_unknown_limit_is_refused_with_those_there_are(tmp_path) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text('[[models]]\nname = "m"\nlimits = {jobs = 3}\n')
+    with pytest.raises(ConfigError, match=r"limits.*jobs.*known here: max_waiting_"):
+        load_config(path, {})
+
+
 def test_more_than_a_whole_device_cannot_be_given_away() -> None:
     with pytest.raises(ConfigError, match=r"device 1 come to 1.25 \(a 0.5, b 0.75\)"):
         checked(
