@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from support.fault_pool import MODEL, FaultPool, WorkerProcess
 from support.follower import Follower
+from support.tiny_adapters import save_tiny_adapter
 from support.waiting import wait_until, wait_until_sync
 
-from tokenmill import Client, JobResult, Prompt, Sampling
+from tokenmill import Client, JobResult, Prompt, Sampling, SyncClient
 
 pytest_plugins = "support.tiny_pool"
 TOKENS = 60
@@ -37,7 +38,10 @@ CASES = {
     ),
     "characters": Sampling(temperature=1.0, logit_bias=SMILE, logprobs=0),
     "letters": Sampling(temperature=1.0, logit_bias=LETTERS),
+    "adapter": Sampling(temperature=0.9),
 }
+ADAPTER = "tone"
+"""Of the case of that name."""
 
 
 class Pair:
@@ -69,7 +73,11 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(pool: FaultPool) -> Pair:
-    return Pair(pool)
+    made = Pair(pool)
+    path = save_tiny_adapter(pool.directory / "llama", pool.directory / ADAPTER)
+    with SyncClient(pool.url) as mill:
+        mill.add_adapter(ADAPTER, path, model=MODEL)
+    return made
 
 
 async def submit(mill: Client, cases: dict[str, Sampling]) -> dict[str, Follower]:
@@ -78,6 +86,7 @@ async def submit(mill: Client, cases: dict[str, Sampling]) -> dict[str, Follower
             f"Once {name} upon a time",
             model=MODEL,
             sampling=_with_length(sampling),
+            adapter=ADAPTER if name == "adapter" else None,
         )
         for name, sampling in cases.items()
     ]
@@ -117,8 +126,10 @@ async def test_jobs_of_a_killed_worker_go_on_at_token_k(
     assert owners == {killed.group}, "all ran there"
     assert pool.record(followers["letters"].job.id)["state"] == "running"
     resumed = await results(followers)
+    assert resumed["adapter"].adapter is not None
     for name, result in resumed.items():
         assert result.choices == whole[name].choices, name
+        assert result.adapter == whole[name].adapter
         assert result.usage == whole[name].usage
         fields = pool.record(result.id)
         assert fields["lease_losses"] == "1", name

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support import compose, composed_use
 from support.composed import MODEL, Composition, composed
+from support.plain_adapters import save_plain_adapter
 from support.receiver import Received, receiving
 from support.servers import SERVERS
 from support.waiting import wait_until, wait_until_sync
@@ -141,6 +142,28 @@ def test_a_bulk_file_through_the_producer_s_role(whole, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert len(out.read_text("utf-8").splitlines()) == len(lines)
+
+
+def test_an_adapter_is_registered_and_used_by_its_roles(whole, tmp_path):
+    path = save_plain_adapter(tmp_path / "tone")
+    with SyncClient(whole.url("scheduler")) as keeper:
+        keeper.add_adapter("tone", path, model=MODEL)
+        keeper.add_adapter("tone", path, model=MODEL, tenant="me", replace=True)
+    listed = json.loads(call(whole, "/v1/models"))["data"]
+    assert [one["id"] for one in listed] == [MODEL, f"{MODEL}:tone"]
+    body = {"model": f"{MODEL}:tone", "prompt": "to and fro", "max_tokens": 16}
+    answer = json.loads(call(whole, "/v1/completions", body))
+    assert answer["choices"][0]["text"] == "tone: to and fro"
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text('{"id": 1, "prompt": "line"}')
+    done = whole.services["gateway"].run(
+        *("bulk", "run", str(file), "-o", str(out), "--model", f"{MODEL}:tone"),
+        *("--tenant", "me", "--url", whole.url("producer")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text("utf-8"))["text"] == "tone: line"
+    with SyncClient(whole.url("scheduler")) as keeper:
+        keeper.remove_adapter("tone", model=MODEL)
 
 
 def test_every_operation_of_the_gateway_is_done_as_its_role(whole):
