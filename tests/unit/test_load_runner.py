@@ -200,6 +200,18 @@ def test_half_precision_checkpoints_load(llama: Path, tmp_path: Path) -> None:
     assert ((tested - exact).norm() / exact.norm()).item() < 0.05
 
 
+def test_a_tied_head_that_is_widened_keeps_no_second_copy(tmp_path: Path) -> None:
+    path = save_tiny_model("llama-tied", tmp_path)
+    file = path / "model.safetensors"
+    halves = {name: value.bfloat16() for name, value in load_file(file).items()}
+    save_file(halves, file, {"format": "pt"})
+    model = small(path, weights="float32").model
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    assert embedding.dtype == torch.float32
+    assert torch.equal(embedding, halves["model.embed_tokens.weight"].float())
+    assert head.data_ptr() == embedding.data_ptr()
+
+
 def test_progress_ends_at_one(llama: Path) -> None:
     seen: list[tuple[str, float]] = []
     small(llama, progress=lambda stage, part: seen.append((stage, part)))

@@ -87,16 +87,19 @@ class CheckpointReader:
         """
         stored = read_headers(directory)
         targets = self._matcher.match(directory, stored)
-        head = tied_head(self._model)
+        tied = tied_head(self._model)
+        if tied is not None and tied[1] in stored:
+            tied = None
         filled = 0
         for name, tensor in self._tensors(directory, targets):
             target = targets.get(name)
             if target is None:
                 continue
             try:
-                self._place(target, tensor)
-                if head is not None and target == head[0] and head[1] not in stored:
-                    self._place(head[1], tensor)
+                if tied is not None and target == tied[0]:
+                    self._place_tied(tied, tensor)
+                else:
+                    self._place(target, tensor)
             except ModelLoadError as error:
                 raise ModelLoadError(f"{stored[name].file}: {error}") from error
             filled += 1
@@ -143,6 +146,13 @@ class CheckpointReader:
                 placed.slot.fill(self._folded(target, weight))
             except EngineError as error:
                 raise ModelLoadError(f"weight {target}: {error}") from error
+
+    def _place_tied(self, targets: tuple[str, str], tensor: torch.Tensor) -> None:
+        """Fills embedding and head, which keep the same memory unless one is copied."""
+        if self._dtype == torch.float32 and not self._copy:
+            tensor = tensor.float()  # once for both: widening rounds nothing
+        for target in targets:
+            self._place(target, tensor)
 
     def _place_plain(self, target: str, tensor: torch.Tensor) -> None:
         from accelerate.utils import set_module_tensor_to_device
