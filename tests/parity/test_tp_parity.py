@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.generate_reference import NEAR_TIE, OUTPUT, prompts
+from support.generate_reference import NEAR_TIE, prompts
 from support.invariance import Scarce, drain, others, small, wanted
 from support.ranks import Ranks
 from support.step_driver import Sequence, StepDriver
@@ -21,6 +21,10 @@ from tokenmill.workers.engine.model.families import FAMILIES
 from tokenmill.workers.engine.model.load import load_runner
 
 LENGTHS = (3, 61, 1, 18)
+OUTPUT = 8
+"""Tokens of each sequence: every step is tens of exchanges between threads."""
+EIGHTFOLD = ("llama", "mistral", "qwen2", "qwen3", "glm4", "gpt2", "falcon-grouped")
+"""One of each family, which is split over eight ranks as well."""
 EXACT = {"weights": "float32", "kv": "float32", "num_blocks": 96}
 TOLERANCE = 1e-4
 INT8_TOLERANCE = 0.03
@@ -86,13 +90,16 @@ def test_every_degree_gives_the_same_tokens(
 ) -> None:
     path = wide_model(variant)
     expected = run(load_runner(path, threads=1, device="cpu", **EXACT))
-    degrees = (2, 4, 8) if variant in ("llama", "qwen3", "falcon-grouped") else (2, 4)
-    for size in degrees:
+    for size in (2, 4, 8) if variant in EIGHTFOLD else (2, 4):
         with ranks_of(size).serving(path, **EXACT) as runner:
             check_same(run(runner), expected)
     if FAMILIES[VARIANTS[variant][0]].llama_pattern:
         with ranks_of(2).serving(path, fused=False, **EXACT) as runner:
             check_same(run(runner), expected)
+
+
+def test_every_family_is_split_as_far_as_it_goes() -> None:
+    assert {VARIANTS[variant][0] for variant in EIGHTFOLD} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("variant", ["llama-tied", "qwen3", "gpt2", "falcon-grouped"])
