@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import time
+from functools import partial
 from pathlib import Path
 
+import msgspec
+import numpy as np
+import psutil
 import pytest
+from support.fault_pool import with_faults
 from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import ConfigError, ModelLoadError
 from tokenmill.workers import rank_group
+from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.loading import load
 from tokenmill.workers.rank_place import choose_place
+from tokenmill.workers.runner_loading import load_model_runner
 
 WORKER = WorkerConfig(device="cpu", threads=2, kv_memory_mb=16)
 
@@ -41,6 +50,37 @@ def test_what_ranks_cannot_do_is_said_at_once() -> None:
     with pytest.raises(ConfigError, match="profile it with tp = 1"):
         load("model", model, WorkerConfig(), profile=Path("p.json"))
     assert load("echo", model, WorkerConfig()).tp == 1
+
+
+STEP = StepBatch(
+    np.array([5, 6]), np.array([0, 1]), (SequenceSlice(0, 2, 2, (0,)),), np.array([1])
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("no memory", r"rank 1 of 2 \(pid \d+\): MemoryError: injected: no memory"),
+        ("hang", r"rank 1 of 2 \(pid \d+\) did not answer the others: a step of the"),
+    ],
+)
+def test_a_step_that_fails_on_one_rank_alone_is_that_ranks_fault(
+    fault: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory, or hanging while its process gives signs of life."""
+    for name, value in {**with_faults(), "RANK_FAULT": fault}.items():
+        monkeypatch.setenv(name, value)
+    path = save_tiny_model("llama", tmp_path)
+    worker = msgspec.structs.replace(WORKER, rank_timeout_s=4.0)
+    group = rank_group.RankGroup.start(path, split(path, 2), worker)
+    runner = group.load(partial(load_model_runner, path, split(path, 2)))
+    began = time.monotonic()
+    with pytest.raises(SystemExit, match="75"):
+        runner.run(STEP)
+    assert time.monotonic() - began < 2 * worker.rank_timeout_s + 5
+    assert re.match(told, str(group.ranks.lost))
+    group.close()
+    assert not any(map(psutil.pid_exists, group.ranks.pids))
 
 
 def test_what_a_follower_lacks_is_told_in_its_own_words(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ directory is on PYTHONPATH; the product knows nothing of it.
 
 STEP_DELAY_MS makes each step that much longer. POISON=1 makes a step hang, or end the
 process, while a prompt with one of the marks below is in the engine. CRASH_AT_LOAD
-names a version of a model whose workers are killed as they start.
+names a version of a model whose workers are killed as they start. RANK_FAULT makes the
+first step of every follower of a split model raise, or hang.
 """
 
 import ctypes
@@ -69,6 +70,20 @@ def _inject():
     EngineThread.__init__ = with_faults
 
 
+def _inject_into_rank(fault):
+    from tokenmill.workers.engine.parallel import runner
+
+    def follow_badly(_runner, communicator):
+        communicator.broadcast_bytes()
+        if fault == "hang":
+            time.sleep(3600)
+        raise MemoryError(f"injected: {fault}")
+
+    runner.follow = follow_badly
+
+
+if any("rank_process" in one for one in sys.orig_argv) and "RANK_FAULT" in os.environ:
+    _inject_into_rank(os.environ["RANK_FAULT"])
 if "work" in sys.orig_argv and os.environ.get("CRASH_AT_LOAD") in sys.orig_argv:
     os.kill(os.getpid(), signal.SIGKILL)
 if "work" in sys.orig_argv and {"STEP_DELAY_MS", "POISON"} & os.environ.keys():
