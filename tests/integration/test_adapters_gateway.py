@@ -1,17 +1,19 @@
 """Adapters from outside: HTTP, batches, bulk files, commands, metrics, doctor."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
 import pytest
 from support.adapter_pool import CONFIG, MODEL, working
-from support.commands import CommandPool
 from support.plain_adapters import save_plain_adapter
 from support.scheduled_pool import scheduling
 from support.served import Served, gateway_config, served
 from support.waiting import wait_until
+from typer.testing import CliRunner
 
 from tokenmill import Client, Prompt
+from tokenmill.__main__ import build_app
 from tokenmill.producer.bulk.accepted import accepted_by
 from tokenmill.producer.bulk.requests import RequestReader
 from tokenmill.shared.adapters_registry import AdapterRegistry
@@ -154,11 +156,11 @@ async def test_commands_register_list_use_and_remove(
 ) -> None:
     path = save_plain_adapter(tmp_path / "second", value=3.0)
 
-    commands = CommandPool(newest_redis.url, None)  # type: ignore[arg-type]
-
-    async def command(*words: str) -> tuple[int, str]:
-        code, out, err = await commands.run(*words)
-        return code, out + err
+    async def command(*words: str) -> tuple[int, list[str]]:
+        """Exit code and lines, with those that the pool logs in this process."""
+        given = [*words, "--url", newest_redis.url]
+        done = await asyncio.to_thread(CliRunner().invoke, build_app(), given)
+        return done.exit_code, done.output.splitlines()
 
     code, text = await command(
         *("lora", "add", "second", "--model", MODEL, "--path", str(path))
@@ -166,22 +168,22 @@ async def test_commands_register_list_use_and_remove(
     assert code == 0, text
     assert "echo:second" in text
     code, text = await command("lora", "list", "--json")
-    cards = [json.loads(line) for line in text.splitlines()]
+    cards = [json.loads(line) for line in text if line.startswith("{")]
     assert [one["name"] for one in cards] == ["own", "second", "tone"]
     code, text = await command(
         *("submit", "hello", "--model", MODEL, "--adapter", "second")
     )
-    assert text == "second: hello\n"
+    assert "second: hello" in text
     code, text = await command(
         *("lora", "add", "second", "--model", MODEL, "--path", str(tmp_path))
     )
     assert code == 4
-    assert "'second' is refused" in text
+    assert "'second' is refused" in str(text)
     code, text = await command("lora", "remove", "second", "--model", MODEL)
-    assert (code, text) == (0, "echo:second is removed\n")
+    assert (code, "echo:second is removed" in text) == (0, True)
     code, text = await command("submit", "x", "--model", "echo:second")
     assert code == 4
-    assert "it has tone" in text
+    assert "it has tone" in str(text)
 
 
 async def test_metrics_and_doctor_tell_of_adapters(
