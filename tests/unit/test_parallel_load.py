@@ -132,7 +132,7 @@ def test_one_rank_imports_nothing_distributed() -> None:
         "import tokenmill.workers.engine.model.load\n"
         "assert 'tokenmill.workers.engine.parallel.communicator' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -101,4 +101,4 @@ def test_advice_about_degrees_needs_no_torch() -> None:
         "assert degrees({'num_attention_heads': 9, 'num_key_value_heads': 3})\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
