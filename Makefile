@@ -20,7 +20,7 @@ install: $(VENV)/.installed
 
 ## make test      install what tests need and run them all, JOBS (2) at a time
 test: install-dev
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 ## make lint      format, lint, types and import contracts
 lint: install-dev

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -17,24 +18,29 @@ from support.shard_client import Shard
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 _HERE = Path(__file__).parent
-_ALONE = {"faults": "faults", "browser": "browser", "kernels_gpu": "kernels"}
+_ALONE = {"faults", "browser", "kernels_gpu"}
 """Folders whose files never run beside each other: each test there has pools of several
 processes and counts on a core of its own, or all share what one long run gave."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Says to pytest-xdist (`--dist loadgroup`) what stays in one process: a file,
-    which has fixtures of its own for all its tests, and the folders above.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, keeps the folders above in one process as it does a file.
+
+    `loadgroup` does not serve: it marks groups in the node ids, which no longer works
+    with pytest 9.2 (pytest-xdist issue 1386).
     """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        file = item.path.relative_to(_HERE)
-        group = _ALONE.get(file.parts[0], str(file))
-        item.add_marker(pytest.mark.xdist_group(group))
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            parts = Path(file).relative_to(_HERE.name).parts
+            return parts[0] if parts[0] in _ALONE else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", params=SERVERS)
