@@ -14,7 +14,7 @@ from ..shared.config import LogConfig, ModelConfig, WorkerConfig
 from ..shared.errors import TokenmillError
 from ..shared.pool.placement import available_cores
 from .rank_order import RankOrder, orders, share_threads
-from .rank_place import check_degree, choose_place, show_devices
+from .rank_place import check_degree, choose_place
 from .rank_progress import LeastProgress, Progress
 from .rank_rendezvous import Rendezvous
 from .rank_reports import Stage
@@ -91,7 +91,6 @@ class RankGroup:
             ModelLoadError: Its config.json cannot be read.
         """
         check_degree(path, model.tp)
-        show_devices(model)
         place = choose_place(worker.device, model.tp)
         threads = share_threads(worker.threads or _cores(), model.tp)
         worker = msgspec.structs.replace(worker, device=place.device)

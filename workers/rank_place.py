@@ -1,13 +1,12 @@
 """Where the ranks of a group may run, asked before any of them is started."""
 
 import os
-from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import structlog
 
-from ..shared.config import ModelConfig
 from ..shared.errors import ConfigError, ModelLoadError
 from .rank_order import Backend
 
@@ -60,6 +59,10 @@ def choose_place(wanted: str, size: int) -> Place:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0 and wanted == "auto":
+        reason = f"torch {torch.__version__} sees no CUDA device"
+        structlog.get_logger().info(
+            "device_chosen", device="cpu", asked=wanted, reason=reason
+        )
         return Place("cpu", "gloo")
     if count < size:
         visible = os.environ.get(_VISIBLE)
@@ -67,25 +70,7 @@ def choose_place(wanted: str, size: int) -> Place:
         raise ConfigError(
             _KEY,
             f"value {size}; each rank needs a CUDA device of its own, and this worker "
-            f"sees {seen}; lower tp, give it more devices (models.devices), or set "
-            "worker.device = 'cpu'",
+            f"sees {seen}; lower tp, give it more (models.devices for `tokenmill up`, "
+            f"{_VISIBLE} by hand), or set worker.device = 'cpu'",
         )
     return Place("cuda", "nccl")
-
-
-def show_devices(
-    model: ModelConfig, environ: MutableMapping[str, str] | None = None
-) -> None:
-    """Narrows this process and its followers to the devices of the model's settings.
-
-    A supervisor has done so already, for the replica that this is; a worker that is
-    started by hand is the first.
-
-    Args:
-        model: Its settings.
-        environ: Environment to change; None is the process's own.
-    """
-    variables = os.environ if environ is None else environ
-    if model.devices and _VISIBLE not in variables:
-        own = model.devices[: model.tp]
-        variables[_VISIBLE] = ",".join(map(str, own))

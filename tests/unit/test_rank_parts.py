@@ -16,7 +16,6 @@ from tokenmill.workers.rank_order import (
     orders,
     share_threads,
 )
-from tokenmill.workers.rank_place import show_devices
 from tokenmill.workers.rank_progress import LeastProgress
 from tokenmill.workers.rank_rendezvous import Rendezvous
 from tokenmill.workers.rank_reports import (
@@ -153,13 +152,3 @@ def test_a_group_is_as_far_as_its_slowest_rank() -> None:
     progress.update(0, "weights", 1.0)
     progress.update(1, "weights", 1.0)
     assert told == [("weights", 0.25), ("weights", 1.0)]
-
-
-def test_devices_of_the_settings_are_shown_unless_a_supervisor_did() -> None:
-    model = ModelConfig(name="m", tp=2, devices=(4, 5, 6, 7))
-    by_hand: dict[str, str] = {}
-    show_devices(model, by_hand)
-    assert by_hand == {"CUDA_VISIBLE_DEVICES": "4,5"}
-    supervised = {"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-7"}
-    show_devices(model, supervised)
-    assert supervised == {"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-7"}
