@@ -156,7 +156,7 @@ def _section(
     for field, raw in table.items():
         key = f"{section}.{field}"
         kind = _kind(key, field, _FIELDS[section], origin)
-        read[field] = _convert(key, raw, kind, origin, from_text=False)
+        read[field] = convert_setting(key, raw, kind, origin, from_text=False)
         origins[key] = origin
     return read
 
@@ -174,7 +174,7 @@ def _models(
         for field, raw in table.items():
             key = f"models[{index}].{field}"
             kind = _kind(key, field, _MODEL_FIELDS, origin)
-            model[field] = _convert(key, raw, kind, origin, from_text=False)
+            model[field] = convert_setting(key, raw, kind, origin, from_text=False)
             origins[key] = origin
         read.append(model)
     return read
@@ -193,7 +193,7 @@ def _tenants(
         for field, raw in table.items():
             key = f"tenants.{name}.{field}"
             kind = _kind(key, field, _TENANT_FIELDS, origin)
-            own[field] = _convert(key, raw, kind, origin, from_text=False)
+            own[field] = convert_setting(key, raw, kind, origin, from_text=False)
             origins[key] = origin
     return read
 
@@ -221,7 +221,7 @@ def _merge_variables(
         kind = _kind(key, field, _FIELDS[section], name)
         table = values.setdefault(section, {})
         assert isinstance(table, dict)
-        table[field] = _convert(key, text, kind, name, from_text=True)
+        table[field] = convert_setting(key, text, kind, name, from_text=True)
         origins[key] = name
 
 
@@ -250,9 +250,21 @@ def _kind(key: str, field: str, fields: dict[str, type], origin: str) -> type:
     return fields[field]
 
 
-def _convert(
+def convert_setting(
     key: str, raw: object, kind: type, origin: str, *, from_text: bool
 ) -> object:
+    """Returns one value of a setting.
+
+    Args:
+        key: The setting's name, for the error.
+        raw: As it was given.
+        kind: Its type.
+        origin: Where it comes from, for the error.
+        from_text: Whether numbers and lists come as text.
+
+    Raises:
+        ConfigError: It is of another type, or none of those that are possible.
+    """
     if from_text and isinstance(raw, str) and kind in _LISTS:
         raw = [part.strip() for part in raw.split(",") if part.strip()]
     try:

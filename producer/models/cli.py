@@ -1,7 +1,7 @@
 """`tokenmill models`: the models of the pool, and the life of their versions."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import msgspec
 import typer
@@ -139,16 +139,16 @@ def as_workers_find_it(path: str) -> str:
 
 
 def _config(model: str, version: str, options: dict[str, object]) -> "ModelConfig":
+    from ...shared.config_load import convert_setting
     from ...shared.config_model import ModelConfig
-    from ...shared.errors import ConfigError
 
-    given = {key: value for key, value in options.items() if value is not None}
-    try:
-        return msgspec.convert(
-            {"name": model, "version": version, **given}, ModelConfig
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError("models", str(error), "command line") from None
+    kinds = get_type_hints(ModelConfig)
+    given = {
+        key: convert_setting(key, value, kinds[key], "command line", from_text=False)
+        for key, value in options.items()
+        if value is not None
+    }
+    return msgspec.convert({"name": model, "version": version, **given}, ModelConfig)
 
 
 @handle_errors

@@ -286,7 +286,7 @@ class Pool:
         assert self._watcher is not None
         served = sorted(self._watcher.served)
         which, option = "ready", ""
-        if len(served) > 1:
+        if len(served) > 1 or self._watcher.failing:
             which = f"ready: models {', '.join(served)}"
             option = f" --model {served[0]}"
         line(f'{which}; try: tokenmill submit "Hello"{option} --stream')

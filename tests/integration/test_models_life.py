@@ -125,6 +125,8 @@ def test_what_cannot_be_done_says_what_would_work(living, operator) -> None:
     error = json.loads(refused.stderr)["error"]
     assert refused.exit_code == 4
     assert error["field"] == "bad.jsonl line 2: regex"
+    wrong = models(living, "add", MODEL, "v8", "--weights", "int7", "--device", "0")
+    assert "'int7' is unusable: expected one of int8, float32" in wrong.stderr
     listed = models(living, "list", MODEL)
     assert listed.stdout.splitlines()[0].split()[:4] == [
         *("MODEL", "VERSION", "STATE", "SHARE"),
