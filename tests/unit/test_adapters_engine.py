@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -117,3 +122,61 @@ def hits(first: str | None, second: str | None) -> int:
 def test_a_cached_prefix_serves_its_own_adapter_alone() -> None:
     assert hits("a@1", "a@1") == hits(None, None) == 12
     assert hits("a@1", None) == hits(None, "a@1") == hits("a@1", "a@2") == 0
+
+
+class Watchful(FakeRunner):
+    """Looks up the adapters of each step, as a model does in the midst of one."""
+
+    cache: AdapterCache
+
+    def run(self, batch):
+        for key in batch.adapters:
+            if key is not None:
+                self.cache.get(key)
+        return super().run(batch)
+
+
+def test_no_step_misses_an_adapter_while_others_push_for_its_room() -> None:
+    """Room for two of four, loaded in other threads, requests sent away at random."""
+    cache = AdapterCache(Anything(), 2)
+    runner = Watchful()
+    runner.cache = cache
+    made = Engine(runner, TokenTable.for_bytes(), adapters=cache, step_target_ms=0.0)
+    coming: queue.Queue[str] = queue.Queue(1)
+    done = threading.Event()
+
+    def bring(seed: int) -> None:
+        chosen = random.Random(seed)
+        while not done.is_set():
+            key = f"{chosen.choice('abcd')}@1"
+            unlucky = contextlib.suppress(AdapterUnavailable, queue.Full)
+            with unlucky, cache.load(key, Path("d"), "d"):
+                coming.put(key, timeout=0.01)
+                coming.join()  # until the engine has a hold of its own
+
+    def serve() -> None:
+        chosen = random.Random(0)
+        for number in range(200):
+            name, key = str(number), coming.get(timeout=10)
+            made.add(with_adapter(key, name, range(5), max_tokens=6))
+            coming.task_done()
+            for _ in range(chosen.randrange(8)):
+                assert all(one.error is None for one in made.step().finished)
+            if chosen.random() < 0.3:
+                made.cancel(name)
+
+    with ThreadPoolExecutor(3) as threads:
+        bringing = [threads.submit(bring, seed) for seed in range(3)]
+        try:
+            serve()
+        finally:
+            done.set()
+            while not all(one.done() for one in bringing):
+                with contextlib.suppress(queue.Empty):
+                    coming.get(timeout=0.01)
+                    coming.task_done()
+    assert [one.result() for one in bringing] == [None] * 3
+    drain(made)
+    stats = cache.stats()
+    assert (stats.leased, stats.bytes) == (0, stats.loaded)
+    assert stats.evictions == stats.loads - stats.loaded > 0
