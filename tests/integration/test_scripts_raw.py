@@ -7,6 +7,7 @@ import re
 import pytest
 from support.shard_client import KEYS, Shard, delta, new_job
 
+from tokenmill.shared import versions
 from tokenmill.shared.bulk import store as bulk_store
 from tokenmill.shared.bulk import writes as bulk_writes
 from tokenmill.shared.errors import ProtocolError, RedisUnsuitable
@@ -166,8 +167,8 @@ def test_scripts_use_only_the_clock_of_redis():
     for name in script_names():
         assert "os." not in load_script(name).source
         # Slow for large values: only the facts of a new job are read so.
-        # Those of bulk runs read short lists of ids.
-        allowed = name in ("enqueue", "emit") or name.startswith("bulk_")
+        # Those of bulk runs read short lists of ids, those of routes a model's few.
+        allowed = name in ("enqueue", "emit") or name.startswith(("bulk_", "route_"))
         assert "cjson" not in load_script(name).source or allowed
 
 
@@ -191,5 +192,6 @@ def test_wrappers_cover_every_script():
         for cls in Scripts.__mro__
         if (module := inspect.getmodule(cls)) and "scripts" in module.__name__
     )
-    text += inspect.getsource(bulk_store) + inspect.getsource(bulk_writes)
+    for module in (bulk_store, bulk_writes, versions):
+        text += inspect.getsource(module)
     assert [n for n in script_names() if f'"{n}"' not in text] == []
