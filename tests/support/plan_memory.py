@@ -1,17 +1,21 @@
-"""Measures what a loaded model takes in a process of its own; prints one JSON line.
+"""Measures what a loaded model takes in a process of its own; prints JSON lines.
 
-    python plan_memory.py CHECKPOINT WARM-UP-CHECKPOINT SETTINGS
+    python plan_memory.py CHECKPOINT WARM-UP-CHECKPOINT [SETTINGS, ...]
 
-A tiny model of the same family and precision runs first, so that imports, kernels and
-threads are there before the memory is looked at. Pools are written full, since pages
-that nobody touched take no memory.
+Each of the settings has a process and a line, in their order. The processes are forked
+when imports are done, which take most of the time, and before anything has threads. A
+tiny model of the same family and precision runs first, so that kernels and threads are
+there before the memory is looked at. Pools are written full, since pages that nobody
+touched take no memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +24,7 @@ import numpy as np
 import torch
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
+from tokenmill.workers.engine.model.lean_import import import_transformers
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.runner import TransformersRunner
 
@@ -137,6 +142,21 @@ def measure(path: str, warm_up: str, settings: dict[str, int | str]) -> dict[str
     }
 
 
+def main() -> None:
+    """Measures one after the other."""
+    import_transformers()
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    for settings in json.loads(sys.argv[3]):
+        child = os.fork()
+        if not child:
+            found = measure(sys.argv[1], sys.argv[2], settings)
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise SystemExit(f"{settings}: status {status}")
+
+
 if __name__ == "__main__":
-    found = measure(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
-    sys.stdout.write(json.dumps(found) + "\n")
+    main()

@@ -8,6 +8,9 @@ Cunneen). It is an approximation, good where load is below 0.95.
 from __future__ import annotations
 
 import math
+from typing import Final
+
+_NEVER: Final = 1e-9
 
 
 def waits(servers: int, load: float) -> float:
@@ -22,6 +25,8 @@ def waits(servers: int, load: float) -> float:
     blocked = 1.0
     for count in range(1, servers + 1):
         blocked = load * blocked / (count + load * blocked)
+        if blocked < _NEVER:  # and less with every further server
+            return 0.0
     return servers * blocked / (servers - load * (1 - blocked))
 
 

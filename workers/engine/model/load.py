@@ -26,6 +26,7 @@ from .assembly import (
     read_model,
 )
 from .attention import StepState
+from .budget import trim_heap
 from .calibration.tuning_choice import CalibrationChoice, choose_tuning
 from .device import Target, choose_target
 from .families import family_of
@@ -123,6 +124,7 @@ def load_runner(
     with _collector_paused():
         _use_threads(threads, weights, chosen)
         checkpoint = _read(path, wish, kv, pool, calibration, progress)
+        trim_heap()  # before the pool is sized by what is free
         runner = _runner(checkpoint, make_pool(checkpoint, kv, pool), max_context)
         add_graphs(runner, checkpoint, graphs)
         return runner
