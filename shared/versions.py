@@ -40,6 +40,7 @@ class Versions:
         self._redis = client
         self._model = model
         self._runner = ScriptRunner(client, Keys(model, 0))
+        self._seen: tuple[object, tuple[Route, dict[str, VersionSpec]]] | None = None
 
     async def read(self) -> tuple[Route, dict[str, VersionSpec]]:
         """Returns the route (one of nobody where there is none) and all versions.
@@ -49,6 +50,21 @@ class Versions:
         """
         route, specs, _ = await self._read()
         return route, specs
+
+    async def follow(self) -> tuple[Route, dict[str, VersionSpec]]:
+        """The same for who looks again and again.
+
+        Specifications may be large, with the health sets in them: they are read again
+        only after a change, each of which changes the route's serial and time.
+
+        Raises:
+            ProtocolError: What stands in Redis is not ours.
+        """
+        with translate():
+            raw = await self._redis.hget(versions_key(self._model), ROUTE)  # type: ignore[misc]
+        if self._seen is None or raw != self._seen[0]:
+            self._seen = raw, await self.read()
+        return self._seen[1]
 
     async def route(self) -> Route | None:
         """Returns who gets the model's jobs; None while every version may serve."""

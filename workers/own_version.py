@@ -240,7 +240,7 @@ class OwnVersion:
                 return
 
     async def _is_over(self, worker: Draining) -> bool:
-        route, specs = await self._versions.read()
+        route, specs = await self._versions.follow()
         if route.serial:
             self._shares = route.shares
         elif self._shares:

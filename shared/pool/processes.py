@@ -17,6 +17,8 @@ from .output import Output, Sink
 
 EXIT_CONFIG: Final = 2
 """A child that ends so was started wrongly: again would be the same."""
+EXIT_REDIS: Final = 3
+"""Redis was away: no fault of the child."""
 EXIT_MODEL: Final = 14
 """The model cannot be loaded: tried again a few times, then given up."""
 EXIT_HEALTH: Final = 20
@@ -93,6 +95,7 @@ class Child:
         self._waiting = asyncio.Event()
         self._wait_s = _FIRST_WAIT_S
         self._model_failures = 0
+        self._failures = 0
         self._began = 0.0
 
     def age_s(self) -> float:
@@ -183,8 +186,9 @@ class Child:
             self._model_failures += 1
         else:
             self._model_failures = 0
+        self._failures += self.exit_code != EXIT_REDIS
         tries = self.spec.tries
-        if tries is not None and not self._worked and self.restarts + 1 >= tries:
+        if tries is not None and not self._worked and self._failures >= tries:
             return True
         return (
             self.exit_code in (EXIT_CONFIG, EXIT_HEALTH)

@@ -75,6 +75,7 @@ class VersionKeeper:
         self._plan = plan
         self._configured = {(one.name, one.version): one for one in configured}
         self._partitions = partitions
+        self._versions: dict[str, Versions] = {}
         self._children: dict[Key, dict[int, Child]] = {}
         self._leaving: dict[Key, asyncio.Task[None]] = {}
         """Versions whose workers are being stopped."""
@@ -142,8 +143,8 @@ class VersionKeeper:
         return sorted(text(member) for member in members)
 
     async def _tend_all(self, model: str) -> None:
-        versions = Versions(self._client, model)
-        route, specs = await versions.read()
+        versions = self._versions.setdefault(model, Versions(self._client, model))
+        route, specs = await versions.follow()
         if specs and not route.shares:
             # Before a further version is ready: the one of the settings serves.
             for own in [v for m, v in self._configured if m == model]:

@@ -8,6 +8,9 @@ from support.shard_client import KEYS, Shard, group_info, new_job
 from tokenmill import Client
 from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.errors import VersionConflict
+from tokenmill.shared.messages import JobResult
+from tokenmill.shared.metrics.catalog import REQUESTS
+from tokenmill.shared.metrics.jobs import count_end
 from tokenmill.shared.shadow_keys import SHADOW_TENANT
 from tokenmill.shared.version_life import VersionLife
 from tokenmill.shared.versions import Versions, VersionSpec
@@ -26,6 +29,18 @@ async def versions(empty_redis) -> Versions:
     await found.switch({"v2": 100})
     await found.switch({"v1": 100})
     return found
+
+
+async def test_who_follows_reads_all_only_after_a_change(
+    versions: Versions,
+) -> None:
+    first = await versions.follow()
+    assert await versions.follow() is first
+    await versions.set_state("v2", "failed", reason="it broke")
+    assert (await versions.follow())[1]["v2"].reason == "it broke"
+    assert (await Versions(versions._redis, "other").follow())[1] == {}
+    await versions._redis.flushall()
+    assert (await versions.follow())[1] == {}
 
 
 async def test_two_who_go_back_at_once_go_back_once(versions: Versions) -> None:
@@ -188,6 +203,15 @@ async def test_copies_take_no_room_from_users_and_leave_no_dead_letter(
     assert not {"jobs", "tokens", "bytes", "tenants", "class:bulk:jobs"} & set(load)
     await shard.enqueue()
     assert (await shard.scripts.load())["jobs"] == "1"
+
+
+def test_an_ended_copy_is_in_no_metric() -> None:
+    before = dict(REQUESTS.values)
+    ended = JobResult(id="c", state="failed", model="metric-of-copies")
+    count_end(ended, "bulk", SHADOW_TENANT, 3)
+    assert REQUESTS.values == before
+    count_end(ended, "bulk", "somebody", 3)
+    assert REQUESTS.values != before
 
 
 async def test_a_failed_copy_is_no_dead_letter(shard: Shard) -> None:

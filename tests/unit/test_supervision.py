@@ -81,6 +81,28 @@ async def test_a_model_that_cannot_be_loaded_is_given_up(nursery) -> None:
     assert child.restarts == 2
 
 
+async def test_tries_are_used_up_by_faults_of_its_own_alone(nursery) -> None:
+    """Three starts while Redis is away are none."""
+    ends = "import os, sys; sys.exit(3 if int(os.environ['MARK']) < 4 else 1)"
+    child = nursery.child(ends, tries=2)
+    await asyncio.wait_for(child.run(), 20)
+    assert child.state is ChildState.FAILED
+    assert child.restarts == 5
+
+
+async def test_last_words_are_known_where_a_person_has_read_them(tmp_path) -> None:
+    output = Output(tmp_path, lambda *_: None, logs_too=True)
+    spec = ChildSpec(
+        name="child",
+        command=(sys.executable, "-c", "import sys; sys.exit('error: no')"),
+        env=dict,
+        tries=1,
+    )
+    await asyncio.wait_for(Child(spec, output, lambda _: None).run(), 10)
+    assert output.tail("child") == []
+    assert output.last_words("child") == ["error: no"]
+
+
 async def test_stopping_asks_first(nursery) -> None:
     code = (
         "import signal, sys, time\n"
