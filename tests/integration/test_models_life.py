@@ -152,13 +152,11 @@ def test_a_version_that_fails_its_health_set_never_gets_traffic(
     assert "v3" not in {v.version for v in operator.model_versions(MODEL)}
 
 
-def test_versions_outlive_the_pool(tmp_path) -> None:
-    with up(tmp_path) as first, SyncClient(first.url) as mill:
-        mill.add_version(config("v2"))
-        mill.load_version(MODEL, "v2")
-        mill.switch_version(MODEL, "v2")
-        mill.drain_version(MODEL, "v1")
-    with up(tmp_path) as second, SyncClient(second.url) as mill:
+def test_versions_outlive_the_pool(living, operator) -> None:
+    operator.switch_version(MODEL, "v2")
+    operator.drain_version(MODEL, "v1")
+    living.stop()
+    with up(living.directory) as second, SyncClient(second.url) as mill:
         assert served_by(mill) == {"v2"}
         assert state(mill, "v1") == "stopped"
         assert not second.pids("worker-0")
