@@ -196,7 +196,11 @@ class AdapterStart:
 
     async def _in_time(self, load: Callable[[], Held]) -> Held:
         loading = asyncio.ensure_future(off_loop(load))
-        done, _ = await asyncio.wait([loading], timeout=self._limit_s)
+        try:
+            done, _ = await asyncio.wait([loading], timeout=self._limit_s)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_release_late)
+            raise
         if done:
             return loading.result()
         # Nobody waits for it any more: what it brings is let go at once.

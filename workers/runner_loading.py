@@ -36,7 +36,7 @@ def load_model_runner(
     Raises:
         ModelLoadError: It cannot be read or held in memory.
     """
-    from .engine.model.budget import bound_memory
+    from .engine.model.budget import ADAPTERS_IN_MARGIN_MB, bound_memory
     from .engine.model.gpu.graph_start import GraphWish
     from .engine.model.load import load_runner
 
@@ -48,6 +48,10 @@ def load_model_runner(
         block_size=worker.block_size,
         num_blocks=worker.num_blocks,
         kv_memory_mb=worker.kv_memory_mb,
+        # Ranks of a split model serve no adapters.
+        apart_mb=max(0, worker.adapters_memory_mb - ADAPTERS_IN_MARGIN_MB)
+        if communicator is None
+        else 0,
         max_context=worker.max_context,
         threads=worker.threads,
         device=worker.device,

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from support.tiny_models import VARIANTS, save_tiny_model
 
+from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.kv.store import KVKind, KVShape, KVStore
 from tokenmill.workers.engine.model import budget
@@ -16,6 +17,7 @@ from tokenmill.workers.engine.model.budget import FreeMemory, pool_blocks
 from tokenmill.workers.engine.model.headers import read_headers
 from tokenmill.workers.engine.model.inspection import KINDS, Question, describe
 from tokenmill.workers.engine.model.sizes import mapped_bytes
+from tokenmill.workers.runner_loading import load_model_runner
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=8)
 
@@ -59,6 +61,22 @@ def test_weights_that_only_look_free_are_kept_from_the_pool(
         SHAPE, kind="int8", block_size=8, kv_memory_mb=None, reserved=20_000
     )
     assert blocks == 10_000 // (SHAPE.bytes_per_token("int8") * 8)
+
+
+def test_adapters_that_the_margin_has_no_room_for_are_kept_from_the_pool(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    free(monkeypatch, budget.MARGIN_BYTES + 9 * budget.MIB)
+    model = ModelConfig(name="tiny", path=str(path))
+
+    def pool_bytes(adapters_mb: int) -> int:
+        worker = WorkerConfig(adapters_memory_mb=adapters_mb, threads=1)
+        return load_model_runner(path, model, worker).kv_bytes
+
+    whole = pool_bytes(256)
+    assert whole == pool_bytes(0)
+    assert whole - pool_bytes(256 + 6) == pytest.approx(6 * budget.MIB, rel=0.01)
 
 
 def test_float_weights_of_the_stored_type_are_views_and_others_copies(

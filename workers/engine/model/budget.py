@@ -2,7 +2,8 @@
 
 The pool is sized once, at start, when the weights are in memory:
 
-    pool = min(kv_memory_mb, free - margin - weights that are not resident)
+    pool = min(kv_memory_mb, free - margin - weights that are not resident
+               - adapters that the margin has no room for)
 
 The margin is a tenth of what is free and 512 MiB at least. Activations, logits and the
 Python heap live there.
@@ -28,6 +29,8 @@ MARGIN_FRACTION: Final = 0.1
 """Share of free memory that the pool leaves alone."""
 MARGIN_BYTES: Final = 512 * MIB
 """Least that the pool leaves."""
+ADAPTERS_IN_MARGIN_MB: Final = 256
+"""MiB of adapters for which the margin has room; more is kept apart from the pool."""
 TYPICAL_TOKENS: Final = 512
 """Prompt and output of a typical request, for counting how many fit."""
 _CGROUP = Path("/sys/fs/cgroup")
@@ -164,7 +167,7 @@ class PoolBudget(msgspec.Struct, frozen=True, kw_only=True):
     margin: int
     """Of free memory, never given to the pool."""
     reserved: int
-    """Weights that take memory and are still counted as free."""
+    """Weights, and adapters beyond the margin, that are still counted as free."""
     limit: int | None
     """`kv_memory_mb` as bytes; None is no bound but memory."""
     block_bytes: int
@@ -205,7 +208,7 @@ def pool_budget(
         block_size: Tokens per block.
         kv_memory_mb: Upper bound in MiB, or None.
         device: "cpu" or a CUDA device.
-        reserved: Bytes of weights that are still counted as free.
+        reserved: Bytes of weights and adapters that are still counted as free.
         free: What is free; None asks the device.
     """
     free = free or free_memory(device)
@@ -237,8 +240,8 @@ def pool_blocks(
         block_size: Tokens per block.
         kv_memory_mb: Upper bound of the pool in MiB; None is no bound but memory.
         device: Where the pool will be: "cpu" or a CUDA device.
-        reserved: Bytes of weights still to be loaded there, or mapped from files,
-            whose pages count as free (`sizes.mapped_bytes`).
+        reserved: Bytes of weights and adapters still to be loaded there, or mapped
+            from files, whose pages count as free (`sizes.mapped_bytes`).
         sharers: Processes that take equal parts of what is free there.
 
     Raises:
@@ -267,7 +270,8 @@ def _no_block(budget: PoolBudget, limit_mib: int | None) -> str:
     figures = (
         f"no KV block of {budget.block_bytes} bytes fits: {free.size // MIB} MiB are "
         f"free ({free.source}), {budget.margin // MIB} MiB are kept as a margin, "
-        f"{budget.reserved // MIB} MiB for weights, and kv_memory_mb is {limit_mib}"
+        f"{budget.reserved // MIB} MiB for weights and adapters, and kv_memory_mb is "
+        f"{limit_mib}"
     )
     if short <= 0:
         least = -(-budget.block_bytes // MIB)

@@ -59,6 +59,7 @@ def load_runner(
     block_size: int = 8,
     num_blocks: int | None = None,
     kv_memory_mb: int = 1024,
+    apart_mb: int = 0,
     max_context: int | None = None,
     threads: int | None = None,
     device: str | Target = "auto",
@@ -80,6 +81,7 @@ def load_runner(
         block_size: Tokens per KV block.
         num_blocks: KV blocks; None sizes the pool from free memory.
         kv_memory_mb: Upper bound of the pool in MiB when it is sized from free memory.
+        apart_mb: MiB of free memory that the pool leaves besides its margin.
         max_context: Cap on a sequence's tokens; None is the model's own limit.
         threads: Compute threads; None is the number of cores this process may use.
         device: "cpu", "cuda", "auto" for a GPU where there is one, or a target made
@@ -111,6 +113,7 @@ def load_runner(
         block_size=block_size,
         num_blocks=num_blocks,
         kv_memory_mb=kv_memory_mb // (shard.size if shard else 1),
+        apart_mb=apart_mb,
     )
     wish = Wish(
         weights=weights,

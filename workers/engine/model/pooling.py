@@ -26,6 +26,8 @@ class PoolWish(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int | None
     kv_memory_mb: int
+    apart_mb: int = 0
+    """Of free memory, left for what comes after the pool."""
 
 
 def weights_room(
@@ -45,7 +47,7 @@ def weights_room(
     if target.device.type == "cpu":
         return None
     free = free_memory(target.name).size
-    room = free - max(MARGIN_BYTES, int(free * MARGIN_FRACTION))
+    room = free - max(MARGIN_BYTES, int(free * MARGIN_FRACTION)) - pool.apart_mb * MIB
     if pool.num_blocks is None:
         return room - min(pool.kv_memory_mb * MIB, room // 4)
     import_transformers()
@@ -85,7 +87,7 @@ def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
             block_size=pool.block_size,
             kv_memory_mb=pool.kv_memory_mb,
             device=target.name,
-            reserved=reserved,
+            reserved=reserved + pool.apart_mb * MIB,
             sharers=sharers,
         )
     if communicator is not None:
