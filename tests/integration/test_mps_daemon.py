@@ -138,6 +138,13 @@ async def test_a_program_that_ends_or_hangs_is_named(mps_dir) -> None:
     daemon._process.wait()
 
 
+async def test_a_directory_that_cannot_be_made_is_named(program, mps_dir) -> None:
+    (mps_dir / "file").touch()
+    daemon = Daemon(Control(program, mps_dir / "file" / "p"), [DEVICE], QUICK)
+    with pytest.raises(MpsUnavailable, match=r"file/p cannot be made.*state_dir"):
+        await daemon.start()
+
+
 async def test_the_compute_mode_is_set_only_when_told_and_given_back(
     program, monkeypatch
 ) -> None:
@@ -203,6 +210,10 @@ async def test_a_worker_waits_for_its_daemon_and_notices_a_fault(program) -> Non
         assert not losing.done()
         ask(program, pipes, f"stand_in_fault {server.pid}")
         assert "fatal error" in await asyncio.wait_for(losing, 10)
+        # No new client is let in until the old ones are gone.
+        assert not await watch.comes(0.0)
+        ask(program, pipes, f"stand_in_recover {server.pid}")
+        assert await watch.comes(10.0)
 
 
 async def test_a_server_that_dies_and_a_silent_daemon_are_losses(program) -> None:

@@ -75,6 +75,12 @@ def test_a_fault_of_one_client_restarts_all_and_no_job_is_lost(shared_pool) -> N
         jobs = [mill.submit(LONG) for _ in range(4)]
         wait_until_sync(lambda: jobs[-1].info().state == "running", timeout_s=20)
         ask(asked.program, asked.pipes, f"stand_in_fault {server.pid}")
+        wait_until_sync(
+            lambda: not any(map(psutil.pid_exists, before)),
+            timeout_s=30,
+            what=f"the end of both workers\n{shared_pool.text}",
+        )
+        ask(asked.program, asked.pipes, f"stand_in_recover {server.pid}")
         restarted(shared_pool, before)
         for job in jobs:
             result = job.result(timeout=30)

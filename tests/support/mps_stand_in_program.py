@@ -5,10 +5,10 @@ tokenmill uses, as NVIDIA documents it: `-f` and `-d` start a daemon that listen
 `control` in CUDA_MPS_PIPE_DIRECTORY; without an option commands are read from standard
 input, one a line, and the answers printed. Its servers are processes that end with it.
 
-Two commands are the stand-in's own, for tests: `stand_in_fault <pid>` puts a server
-into the state FAULT, as a fatal error of a client does: for a second, since it knows no
-clients whose end it could wait for. `stand_in_seen` prints the environment that the
-daemon was started with.
+Three commands are the stand-in's own, for tests: `stand_in_fault <pid>` puts a server
+into the state FAULT, as a fatal error of a client does, and `stand_in_recover <pid>`
+ends that, as the end of all its clients does, whom it does not know. `stand_in_seen`
+prints the environment that the daemon was started with.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class _Daemon:
     def __init__(self, pipes: Path) -> None:
         self._pipes = pipes
         self._servers: dict[int, subprocess.Popen[bytes]] = {}
-        self._faulty_until: dict[int, float] = {}
+        self._faulty: set[int] = set()
         self._quitting = False
 
     def serve(self) -> None:
@@ -61,16 +61,16 @@ class _Daemon:
             case ["get_server_status", pid]:
                 if int(pid) not in alive:
                     return "Server not found\n"
-                until = self._faulty_until.get(int(pid), 0.0)
-                return "FAULT\n" if time.monotonic() < until else "ACTIVE\n"
+                return "FAULT\n" if int(pid) in self._faulty else "ACTIVE\n"
             case ["get_client_list", _]:
                 return ""
             case ["start_server", "-uid", _]:
                 server = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
                 self._servers[server.pid] = server
                 return ""
-            case ["stand_in_fault", pid]:
-                self._faulty_until[int(pid)] = time.monotonic() + 1.0
+            case ["stand_in_fault" | "stand_in_recover" as what, pid]:
+                changes = {"fault": self._faulty.add, "recover": self._faulty.discard}
+                changes[what.rpartition("_")[2]](int(pid))
                 return ""
             case ["stand_in_seen"]:
                 wanted = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
