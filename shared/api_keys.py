@@ -15,6 +15,7 @@ import msgspec
 from .clock import redis_ms
 from .errors import InvalidRequest, ProtocolError
 from .keys import API_KEYS, session_key
+from .shadow_keys import SHADOW_TENANT
 from .validate import TENANT
 
 if TYPE_CHECKING:
@@ -86,11 +87,12 @@ class KeyStore:
         Raises:
             InvalidRequest: The tenant cannot be one, or no scope is given.
         """
-        if not TENANT.fullmatch(tenant):
+        if not TENANT.fullmatch(tenant) or tenant == SHADOW_TENANT:
             raise InvalidRequest(
                 "tenant",
                 f"'{tenant[:80]}' is not allowed; expected 1 to 64 letters, digits "
-                "and . _ @ + -, beginning with a letter, a digit or _",
+                "and . _ @ + -, beginning with a letter, a digit or _, and no owner of "
+                "copies",
             )
         granted = tuple(scope for scope in Scope if scope in set(scopes))
         if not granted:

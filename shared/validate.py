@@ -11,11 +11,12 @@ from typing import Final
 from .adapters import check_name, check_ref
 from .decode import decode_prompt as decode_prompt
 from .decode import decode_request as decode_request
-from .decode import shown
 from .errors import InvalidRequest, PayloadTooLarge
 from .keys import MODEL_NAME
 from .messages import JobRequest, Message, ModelCard, PoolCard, Prompt, Sampling
 from .routes import check_version_name
+from .shadow_keys import SHADOW_TENANT
+from .typed import shown
 from .webhook_target import check_webhook as check_webhook
 
 MAX_STOP_STRINGS: Final = 16
@@ -251,11 +252,12 @@ def _check_token_ids(sampling: Sampling, card: ModelCard | None) -> None:
 
 def _check_queueing(prompt: Prompt) -> None:
     _check_integer("priority", prompt.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if not TENANT.fullmatch(prompt.tenant):
+    if not TENANT.fullmatch(prompt.tenant) or prompt.tenant == SHADOW_TENANT:
         raise InvalidRequest(
             "tenant",
-            f"{shown(prompt.tenant)} is not allowed; expected 1 to 64 letters, "
-            "digits and . _ @ + -, beginning with a letter, a digit or _",
+            f"{shown(prompt.tenant)} is not allowed; expected 1 to 64 letters, digits "
+            "and . _ @ + -, beginning with a letter, a digit or _, and no owner of "
+            "copies",
         )
     key = prompt.idempotency_key
     if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):

@@ -6,7 +6,6 @@ import time
 import msgspec
 import pytest
 
-from tokenmill.shared.decode import shown
 from tokenmill.shared.errors import (
     InvalidRequest,
     NewerSchema,
@@ -26,6 +25,7 @@ from tokenmill.shared.messages import (
     Sampling,
     encode,
 )
+from tokenmill.shared.typed import shown
 from tokenmill.shared.validate import (
     check_payload,
     decode_prompt,
@@ -117,6 +117,7 @@ BAD = [
     ("priority", "101", Prompt("x", priority=101)),
     ("tenant", "'a:b'", Prompt("x", tenant="a:b")),
     ("tenant", "''", Prompt("x", tenant="")),
+    ("tenant", "owner of copies", Prompt("x", tenant="tokenmill.shadow")),
     ("tenant", "64 letters", Prompt("x", tenant="t" * 65)),
     ("idempotency_key", "blanks", Prompt("x", idempotency_key="a b")),
     ("idempotency_key", "200", Prompt("x", idempotency_key="k" * 201)),
