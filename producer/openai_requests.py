@@ -6,9 +6,10 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from ..shared.adapter_names import MOST_FULL_NAME
-from ..shared.decode import convert, parse, shown, with_adapter
+from ..shared.decode import with_adapter
 from ..shared.errors import InvalidRequest
 from ..shared.messages import Message, Prompt, Sampling
+from ..shared.typed import convert, parse, shown
 from ..shared.validate import MAX_STOP_STRINGS
 from .openai_unsupported import (
     CHAT,

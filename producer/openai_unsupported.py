@@ -5,8 +5,8 @@ nothing.
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from ..shared.decode import shown
 from ..shared.errors import InvalidRequest
+from ..shared.typed import shown
 
 Neutral = Mapping[str, Callable[[object], bool]]
 """Names of fields -> whether a value asks for nothing."""

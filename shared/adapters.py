@@ -12,9 +12,9 @@ from typing import Final, Literal
 import msgspec
 
 from .adapter_names import ADAPTER_NAME
-from .decode import shown
 from .errors import InvalidRequest, UnknownAdapter
 from .messages import AdapterRef
+from .typed import shown
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 RETIRED_MS: Final = 7 * 86_400_000

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from .decode import convert
 from .errors import InvalidRequest
 from .messages import Message
+from .typed import convert
 
 MOST_CHECKS: Final = 200
 MOST_BYTES: Final = 64 * 1024

@@ -11,8 +11,8 @@ from typing import Final, Literal
 import msgspec
 
 from ...shared.bulk.messages import Document, Item
-from ...shared.decode import parse, shown
 from ...shared.errors import InvalidRequest, PayloadTooLarge
+from ...shared.typed import parse, shown
 from .flow import Entry, Fed, Refused
 from .index import Index
 from .line_source import PART, Parsed, job_error

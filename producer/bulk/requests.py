@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from ...shared.adapter_names import split_name
-from ...shared.decode import decode_prompt, parse, shown
+from ...shared.decode import decode_prompt
 from ...shared.errors import InvalidRequest
 from ...shared.messages import Prompt, Sampling
+from ...shared.typed import parse, shown
 from ..openai_form import (
     CHAT_URL,
     COMPLETION_URL,

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from ...shared.api_keys import Scope
 from ...shared.bulk.keys import new_run_id
-from ...shared.decode import convert, parse
 from ...shared.errors import IdempotencyConflict
 from ...shared.file_keys import OPEN_BATCHES
+from ...shared.typed import convert, parse
 from ...shared.validate import check_webhook
 from .auth import Caller, require
 from .batches_lease import batch_records

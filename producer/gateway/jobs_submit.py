@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...shared.decode import decode_prompt, parse
+from ...shared.decode import decode_prompt
 from ...shared.errors import InvalidRequest
 from ...shared.messages import Prompt
+from ...shared.typed import parse
 from .auth import for_tenant
 from .errors import as_api_error
 from .options import options_of

@@ -5,8 +5,9 @@ from typing import Literal
 import msgspec
 import pytest
 
-from tokenmill.shared.decode import convert, decode_prompt
+from tokenmill.shared.decode import decode_prompt
 from tokenmill.shared.errors import InvalidRequest
+from tokenmill.shared.typed import convert
 
 
 @pytest.mark.parametrize(

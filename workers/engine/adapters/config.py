@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from ....shared.decode import shown
 from ....shared.errors import ModelLoadError
+from ....shared.typed import shown
 from .files import CONFIG_FILE
 
 MAX_RANK: Final = 256

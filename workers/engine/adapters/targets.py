@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from ....shared.decode import shown
 from ....shared.errors import ModelLoadError
+from ....shared.typed import shown
 from ..model.families import Family, family_of
 from ..model.headers import StoredTensor, read_headers
 from .config import AdapterConfig
