@@ -22,6 +22,7 @@ from tokenmill.shared.config_mps import MpsConfig
 from tokenmill.shared.cuda_devices import Device
 from tokenmill.shared.errors import ConfigError, MpsUnavailable
 from tokenmill.shared.mps import EXPECTED, PIPES
+from tokenmill.workers.cli_mps import run
 from tokenmill.workers.mps import Daemon, keep
 from tokenmill.workers.mps_control import Control, Server, lost
 from tokenmill.workers.mps_watch import MpsWatch, joined
@@ -274,7 +275,7 @@ def test_the_command_runs_shows_and_stops_a_daemon(program) -> None:
         "TOKENMILL_MPS_CHECK_S": "0.1",
     }
     mill = (sys.executable, "-m", "tokenmill")
-    run = subprocess.Popen(
+    process = subprocess.Popen(
         [*mill, "mps", "run", "--devices", "0"], env=env, stderr=subprocess.PIPE
     )
     pipes = place / "mps" / "0" / "pipe"
@@ -289,12 +290,22 @@ def test_the_command_runs_shows_and_stops_a_daemon(program) -> None:
         assert one["answers"]
         assert one["servers"][0]["status"] == "ACTIVE"
     finally:
-        run.terminate()
-        _, said = run.communicate(timeout=20)
-    assert run.returncode == 0, said
+        process.terminate()
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0, said
     assert Control(program, pipes).servers() is None
-    bad = subprocess.run(
-        [*mill, "mps", "run", "--devices", "7"], env=env, capture_output=True, text=True
-    )
-    assert bad.returncode == 2
-    assert "no device 7" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [("7", "no device 7: this host has 2"), ("0,", "as 0,1"), ("²", "as 0,1")],
+)
+async def test_the_command_names_what_is_no_device(
+    program, monkeypatch, devices: str, says: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("TOKENMILL_POOL_STATE_DIR", str(program.parents[1]))
+    # Logging is set once a process.
+    monkeypatch.setattr("tokenmill.shared.logging.configure", lambda *_: None)
+    with pytest.raises(ConfigError, match=says):
+        await run(devices)
