@@ -1,9 +1,9 @@
 """A group of ranks loses one, or its leader, in mid-stream: nothing is lost with it.
 
-`tokenmill up` runs one worker that is split over two processes. Whatever is killed or
-stopped, the whole group ends within seconds, is started again, and its jobs go on at
-their next token with the text of an undisturbed run; on another group where there is
-one of the same degree, and never at another degree.
+`tokenmill up` runs one worker that is split over two processes; another group and a
+worker that is not split stand beside it. Whatever is killed or stopped, the whole group
+ends within seconds, `up` starts its own again, and jobs go on at their next token with
+the text of an undisturbed run, on a group of the same degree alone.
 """
 
 from __future__ import annotations
@@ -148,18 +148,17 @@ async def check_ends(group: Group, fault: Callable[[Group], None], s: float) -> 
     assert time.monotonic() - began < s + 2, "seconds, on a busy host"
 
 
-def check_resumed(
-    pool: FaultPool, result: JobResult, undisturbed: JobResult, cause: str
-) -> None:
-    assert result.choices == undisturbed.choices
-    record = pool.record(result.id)
-    assert record["lease_losses"] == "1"
-    assert cause in record["last_error"]
-    assert str(result.weights_version).endswith("+tp2")
+@pytest.fixture(scope="module")
+def neighbours(tp_pool: FaultPool) -> tuple[WorkerProcess, WorkerProcess]:
+    """Beside the pool's own group: another one, and a worker that is not split."""
+    made = tp_pool.start_worker("--tp", "2"), tp_pool.start_worker("--tp", "1")
+    for worker in made:
+        worker.wait_ready()
+    return made
 
 
 async def test_a_group_is_one_worker_to_the_pool(
-    tp_pool: FaultPool, tp_mill: Client
+    tp_pool: FaultPool, tp_mill: Client, whole
 ) -> None:
     (found,) = (await tp_mill.snapshot()).groups
     assert found.tp == 2
@@ -173,42 +172,16 @@ async def test_a_group_is_one_worker_to_the_pool(
     assert "split over 2 processes (tp)" in load_line.message
 
 
-@pytest.mark.parametrize(
-    ("fault", "exit_code", "cause", "within_s"),
-    [
-        (stop_follower, 75, "gave no sign of life for 2 s", RANK_TIMEOUT_S),
-        (kill_leader, -9, "the worker was killed by SIGKILL", 2.0),
-    ],
-)
-async def test_jobs_go_on_when_the_group_is_back(
-    tp_pool: FaultPool, tp_mill: Client, whole, fault, exit_code, cause, within_s
-) -> None:
-    group = own_group(tp_pool)
-    followers = await submit(tp_mill)
-    await followers["greedy"].has_tokens(5)
-    await check_ends(group, fault, within_s)
-    await wait_until(lambda: f"died (exit {exit_code})" in tp_pool.up.text)
-    for name, result in (await results(followers)).items():
-        check_resumed(tp_pool, result, whole[name], cause)
-    assert own_group(tp_pool).leader.pid != group.leader.pid
-
-
-@pytest.fixture(scope="module")
-def neighbours(tp_pool: FaultPool) -> tuple[WorkerProcess, WorkerProcess]:
-    """Beside the pool's own group: another one, and a worker that is not split."""
-    made = tp_pool.start_worker("--tp", "2"), tp_pool.start_worker("--tp", "1")
-    for worker in made:
-        worker.wait_ready()
-    return made
+Jobs = list[tuple[str, Follower]]
 
 
 async def begun(
     pool: FaultPool, mill: Client, is_wanted: Callable[[str], bool]
-) -> tuple[list[tuple[str, Follower]], list[tuple[str, Follower]]]:
+) -> tuple[Jobs, Jobs]:
     """Jobs of which some have begun with a group that is wanted: those, and all."""
     every = [job for _ in range(4) for job in (await submit(mill)).items()]
 
-    def here() -> list[tuple[str, Follower]]:
+    def here() -> Jobs:
         return [
             (name, one)
             for name, one in every
@@ -219,30 +192,61 @@ async def begun(
     return here(), every
 
 
+async def all_serve(mill: Client) -> None:
+    """Waits until the pool's own group is back."""
+
+    async def three() -> bool:
+        return len((await mill.snapshot()).groups) == 3
+
+    await wait_until(three, timeout_s=60, what="the group that was lost")
+
+
+@pytest.mark.parametrize(
+    ("whose", "fault", "exit_code", "cause", "within_s"),
+    [
+        ("own", stop_follower, 75, "gave no sign of life for 2 s", RANK_TIMEOUT_S),
+        ("own", kill_leader, -9, "the worker was killed by SIGKILL", 2.0),
+        ("other", kill_follower, 75, "was killed by SIGKILL", 2.0),
+    ],
+)
 async def test_jobs_go_on_at_their_degree_alone(
-    tp_pool: FaultPool, tp_mill: Client, whole, neighbours
+    tp_pool, tp_mill, whole, neighbours, whose, fault, exit_code, cause, within_s
 ) -> None:
-    """Two groups and an undivided worker have room; what dies is one of the groups."""
-    single = neighbours[1]
-    elsewhere = ("", *(one.group for one in neighbours))
-    group = own_group(tp_pool)
-    moving, every = await begun(tp_pool, tp_mill, lambda owner: owner not in elsewhere)
-    await check_ends(group, kill_follower, 2.0)
+    """The last ones wait for a group, while a worker that is not split has room."""
+    other, single = neighbours
+    if whose == "own":
+        await all_serve(tp_mill)
+        group, names = own_group(tp_pool), {"", other.group, single.group}
+        moving, every = await begun(tp_pool, tp_mill, lambda one: one not in names)
+    else:
+        group = Group(other.process.pid)
+        moving, every = await begun(tp_pool, tp_mill, lambda one: one == other.group)
+    await check_ends(group, fault, within_s)
+    if whose == "own":
+        await wait_until(lambda: f"died (exit {exit_code})" in tp_pool.up.text)
+    else:
+        assert await asyncio.to_thread(other.process.wait, 10) == exit_code
     for name, one in moving:
-        result = await one.ended()
-        check_resumed(tp_pool, result, whole[name], "was killed by SIGKILL")
+        result = await one.ended(90)
+        assert result.choices == whole[name].choices
+        assert str(result.weights_version).endswith("+tp2")
         assert result.id not in single.text
+        record = tp_pool.record(result.id)
+        assert record["lease_losses"] == "1"
+        assert cause in record["last_error"]
     for _, one in every:
-        await one.ended()
+        await one.ended(90)
 
 
 async def test_a_signal_to_every_process_drains(
     tp_pool: FaultPool, tp_mill: Client, whole, neighbours
 ) -> None:
     """As of a service manager: the followers go on until their leader has drained."""
-    worker, single = neighbours
-    group = Group(worker.process.pid)
-    running, every = await begun(tp_pool, tp_mill, lambda owner: owner == worker.group)
+    single = neighbours[1]
+    group, losses = own_group(tp_pool), tp_pool.up.logs().count("rank_lost")
+    running, every = await begun(
+        tp_pool, tp_mill, lambda owner: owner not in ("", single.group)
+    )
     for process in group.all:
         os.kill(process.pid, signal.SIGTERM)
     for name, one in running:
@@ -253,9 +257,6 @@ async def test_a_signal_to_every_process_drains(
         assert record["epoch"] == "2", "dispatched once, and ended"
     for _, one in every:
         await one.ended()
-    single.signal(signal.SIGTERM)
-    for one in neighbours:
-        assert await asyncio.to_thread(one.process.wait, 20) == 0
-        assert not tp_pool.group(one)
-    assert all_gone(group.all)
-    assert "rank_lost" not in worker.text
+    assert await asyncio.to_thread(all_gone, group.all)
+    await wait_until(lambda: "ended (exit 0)" in tp_pool.up.text)
+    assert tp_pool.up.logs().count("rank_lost") == losses

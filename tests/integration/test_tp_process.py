@@ -6,6 +6,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -16,10 +17,11 @@ from support.tiny_models import save_tiny_model
 
 from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import ConfigError, ModelLoadError
-from tokenmill.workers import rank_group
+from tokenmill.workers import rank_group, rank_process
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.loading import load
 from tokenmill.workers.rank_place import choose_place
+from tokenmill.workers.rank_reports import Failed
 from tokenmill.workers.runner_loading import load_model_runner
 
 WORKER = WorkerConfig(device="cpu", threads=2, kv_memory_mb=16)
@@ -71,7 +73,7 @@ def test_a_step_that_fails_on_one_rank_alone_is_that_ranks_fault(
     for name, value in {**with_faults(), "RANK_FAULT": fault}.items():
         monkeypatch.setenv(name, value)
     path = save_tiny_model("llama", tmp_path)
-    worker = msgspec.structs.replace(WORKER, rank_timeout_s=4.0)
+    worker = msgspec.structs.replace(WORKER, rank_timeout_s=3.0)
     group = rank_group.RankGroup.start(path, split(path, 2), worker)
     runner = group.load(partial(load_model_runner, path, split(path, 2)))
     began = time.monotonic()
@@ -83,15 +85,15 @@ def test_a_step_that_fails_on_one_rank_alone_is_that_ranks_fault(
     assert not any(map(psutil.pid_exists, group.ranks.pids))
 
 
-def test_what_a_follower_lacks_is_told_in_its_own_words(tmp_path: Path) -> None:
-    """A real one, whose leader waits for it and has nothing to say itself."""
-    path = save_tiny_model("llama", tmp_path)
-    weights = path / "model.safetensors"
-    group = rank_group.RankGroup.start(path, split(path, 2), WORKER)
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(ModelLoadError) as told:
-        group.load(lambda _worker, _progress, end: end.numbers(0))
-    group.close()
-    assert str(told.value).startswith("rank 1 of 2 (pid ")
-    assert str(weights) in str(told.value)
-    assert told.value.exit_code == 14
+def test_what_a_follower_lacks_is_told_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Failed] = []
+
+    def follow(_order: object, _reports: object) -> None:
+        raise ModelLoadError("no such file")
+
+    monkeypatch.setattr(rank_process, "_follow", follow)
+    reports = SimpleNamespace(send=told.append)
+    assert rank_process._work(SimpleNamespace(), reports) == 14
+    assert told == [Failed("model_load_error", "no such file")]

@@ -281,15 +281,6 @@ def test_an_error_of_the_leader_comes_second_to_a_lost_rank(play) -> None:
         ranks.run(work)
 
 
-def test_who_keeps_a_step_of_the_leader_waiting_is_named(play) -> None:
-    """It is alive, so only the leader's exchange with it tells."""
-    ranks = play(LOADS, size=2)
-    ranks.wait(Stage.READY)
-    ranks.fail("no answer within 10 s", misses_another=True)
-    assert ranks.lost.endswith("did not answer the others: no answer within 10 s")
-    assert ranks.lost.startswith("rank 1 of 2 (pid ")
-
-
 def test_a_failed_step_of_the_leader_ends_all(play) -> None:
     ranks = play(LOADS)
     ranks.wait(Stage.READY)
