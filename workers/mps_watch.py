@@ -152,11 +152,13 @@ class MpsWatch:
         """Ends the process, its jobs handed back, when the server is lost."""
         reason = await self.lost()
         _log.error("mps_server_lost", reason=reason)
-        # Whose error it was is not known: it does not speak against our jobs.
-        await worker.give_up(reason, counts=False)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_STUCK)
+        try:
+            # Whose error it was is not known: it does not speak against our jobs.
+            await worker.give_up(reason, counts=False)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_STUCK)
 
     async def _servers(self) -> tuple[Server, ...] | None:
         return await asyncio.to_thread(self._control.servers)

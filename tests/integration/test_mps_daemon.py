@@ -217,6 +217,28 @@ async def test_a_worker_waits_for_its_daemon_and_notices_a_fault(program) -> Non
         assert await watch.comes(10.0)
 
 
+async def test_a_worker_ends_even_if_its_jobs_cannot_be_given_back(
+    program, monkeypatch
+) -> None:
+    class Broken:
+        async def give_up(self, _reason: str, *, counts: bool) -> None:
+            assert not counts
+            raise RuntimeError("of any kind")
+
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    with running(program, control(program).pipes):
+        asked = control(program)
+        assert asked.start_server()
+        watch = MpsWatch(asked, 0.05)
+        assert await watch.comes(10.0)
+        (server,) = asked.servers()
+        ask(program, asked.pipes, f"stand_in_fault {server.pid}")
+        with pytest.raises(RuntimeError, match="of any kind"):
+            await watch.guard(Broken())
+    assert codes == [75]
+
+
 async def test_a_server_that_dies_and_a_silent_daemon_are_losses(program) -> None:
     with running(program, control(program).pipes) as daemon:
         asked = control(program)
