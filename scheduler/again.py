@@ -95,13 +95,18 @@ class Again:
 
     def _take_outdated(self, cards: CardReader) -> None:
         for ready in list(self._room):
-            wanted = self._tokenizer_for(ready, cards)
+            wanted = self.tokenizer_for(ready, cards)
             if wanted:
                 self._room.take(ready.job.id)
                 self._kept.append(_Kept(entry_of(ready), wanted))
 
-    def _tokenizer_for(self, ready: Ready, cards: CardReader) -> str:
-        """What a job is to be encoded with instead; '' where it is well as it is."""
+    def tokenizer_for(self, ready: Ready, cards: CardReader) -> str:
+        """Returns what a job is to be encoded with instead; '' where it is well.
+
+        Args:
+            ready: The job.
+            cards: Of the model and its versions.
+        """
         job = ready.job
         if job.job_class is not self._job_class or not job.tokenizer:
             return ""

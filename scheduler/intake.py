@@ -226,6 +226,12 @@ class Intake:
             if not isinstance(ready, Ready):
                 refused.append((entry, ready))
                 continue
+            if self._cards.is_mixed:
+                # The route may have moved while an input was on its way.
+                wanted = self._again.tokenizer_for(ready, self._cards)
+                if wanted:
+                    self._again.keep(entry, wanted)
+                    continue
             self._room.add(ready)
             num_bytes += outcome.text_bytes
             num_tokens += outcome.tokens if outcome.text_bytes else 0
