@@ -232,15 +232,19 @@ class _Candidate:
     def _pool(self, running: int) -> int:
         """Returns the blocks of a pool: those needed, and where there is room a
         sequence of the model's whole context; on a card, which nobody else uses, one in
-        every slot. What requests leave over keeps prefixes.
+        every slot, on a host within a quarter of what is left. What requests leave over
+        keeps prefixes.
         """
+        shape, size = self._ask.shape, self._ask.block_size
         needed = blocks_needed(self._ask, running)
-        longest = -(-self._ask.shape.context // self._ask.block_size)
-        slots = 1 if self._ask.fleet.card.is_host else running
-        wanted = max(int(needed * _SPARE), needed + 1, longest * slots)
         left = self._memory(running, needed).free
-        token = kv_bytes_per_token(self._ask.shape, self._kv, self._tp)
-        return min(wanted, needed + left // (token * self._ask.block_size))
+        more = left // (kv_bytes_per_token(shape, self._kv, self._tp) * size)
+        longest = -(-shape.context // size)
+        long = running * longest
+        if self._ask.fleet.card.is_host:
+            long = min(longest, needed + more // 4)
+        wanted = max(int(needed * _SPARE), needed + 1, long)
+        return min(wanted, needed + more)
 
     def _chunk(self) -> int:
         """Returns the prompt tokens of a step: as many as keep reading the weights
