@@ -136,7 +136,12 @@ async def _examined(
     await _reach(client)
     await version.begin()
     loaded = await version.loaded(task)
-    await version.examine(loaded)
+    try:
+        await version.examine(loaded)
+    except BaseException:
+        if loaded.group is not None:
+            loaded.group.close()
+        raise
     return loaded
 
 
