@@ -82,7 +82,8 @@ class AdapterRegistry:
         return Standing(found[0], found[1])
 
     async def add(self, card: AdapterCard, *, replace: bool = False) -> AdapterCard:
-        """Makes a name visible. The same adapter once more changes nothing.
+        """Makes a name visible. The same adapter once more changes nothing but what it
+        was checked on.
 
         Args:
             card: Of a checkpoint that was checked.
@@ -103,7 +104,9 @@ class AdapterRegistry:
             if before is None:
                 _require_room(entries)
             elif _same(before, new):
-                return before, {}
+                if before.base == new.base:
+                    return before, {}
+                new = msgspec.structs.replace(before, base=new.base)
             elif not replace:
                 raise _in_use(before)
             writes: _Writes = {card.name: encode(new), _retired_field(new.ref): None}

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from support.adapter_pool import CONFIG, MODEL, working
 from support.plain_adapters import save_plain_adapter
@@ -198,6 +199,11 @@ async def test_metrics_and_doctor_tell_of_adapters(
     assert catalog.ADAPTERS.values[(MODEL,)] == 1
     (found,) = await examine_adapters(empty_redis, [MODEL, "other"])
     assert found.message == "2 registered: own, tone"
+    registry = AdapterRegistry(empty_redis, MODEL)
+    own = msgspec.structs.replace((await registry.cards())[0], base="other")
+    await registry.add(own)
+    (found,) = await examine_adapters(empty_redis, [MODEL])
+    assert "; checked on other weights or in another precision: own (" in found.message
 
     async def told() -> bool:
         (info,) = await Scripts(empty_redis, Keys(MODEL, 0)).groups()
@@ -205,5 +211,5 @@ async def test_metrics_and_doctor_tell_of_adapters(
         return "1 in memory; 1 loaded, 0 of them evicted for others" in lines
 
     await wait_until(told, timeout_s=5)
-    (card, _) = await AdapterRegistry(empty_redis, MODEL).cards()
+    (card, _) = await registry.cards()
     assert card.ref == AdapterRef("own", card.digest)

@@ -41,6 +41,9 @@ async def test_a_name_in_use_is_refused_unless_it_is_to_be_replaced(registry) ->
     first = await registry.add(card())
     assert first.added_ms > 0
     assert await registry.add(card()) == first, "the same once more changes nothing"
+    again = await registry.add(card(base="w2"))
+    assert again == msgspec.structs.replace(first, base="w2")
+    assert await registry.cards() == [again]
     with pytest.raises(InvalidRequest, match=r"'tone' is in use.*--replace") as caught:
         await registry.add(card(digest=NEW))
     assert caught.value.field == "name"
