@@ -76,13 +76,23 @@ class VersionLife:
             version: One that is ready, or that nobody has described.
         """
         route, specs = await self.versions.read()
-        if route.shares or not may_serve(specs, version):
+        if route.shares or not _may_serve(specs, version):
             return
         await self._fix(await self._serving(specs) - {version} or {version})
 
+    async def settle(self, version: str) -> None:
+        """Writes down who serves: all that do now or, where none does, one version.
+
+        Args:
+            version: That of the settings.
+        """
+        route, specs = await self.versions.read()
+        if not route.shares and _may_serve(specs, version):
+            await self._fix(await self._serving(specs) or {version})
+
     async def _serving(self, specs: Mapping[str, VersionSpec]) -> set[str]:
         live = {one.version for one in await self.groups() if not one.draining}
-        return {one for one in {*live, *specs} if may_serve(specs, one)}
+        return {one for one in {*live, *specs} if _may_serve(specs, one)}
 
     async def _fix(self, serving: set[str]) -> None:
         await self.versions.fix(apportioned(dict.fromkeys(sorted(serving), 1.0)))
@@ -129,7 +139,7 @@ class VersionLife:
         if any(
             (one.partition, one.weights_version) == (partition, weights)
             and not one.draining
-            and may_serve(specs, one.version)
+            and _may_serve(specs, one.version)
             for one in others
         ):
             return False
@@ -208,6 +218,6 @@ class VersionLife:
         return find(self._model, specs, version)
 
 
-def may_serve(specs: Mapping[str, VersionSpec], version: str) -> bool:
+def _may_serve(specs: Mapping[str, VersionSpec], version: str) -> bool:
     """Whether a version is ready, or served by workers that nobody has described."""
     return version not in specs or specs[version].state == "ready"

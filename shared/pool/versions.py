@@ -18,7 +18,7 @@ from ..redis import translate
 from ..script_runner import text
 from ..version_groups import live_groups, serving_partitions
 from ..version_keys import VERSIONED
-from ..version_life import VersionLife, may_serve
+from ..version_life import VersionLife
 from ..versions import Versions, VersionSpec, VersionState
 from .lines import line
 from .processes import Child, ChildSpec, ChildState
@@ -146,10 +146,9 @@ class VersionKeeper:
         versions = self._versions.setdefault(model, Versions(self._client, model))
         route, specs = await versions.follow()
         if specs and not route.shares:
-            # Before a further version is ready: the one of the settings serves.
+            # Before a further version is ready, which is to get no share by that.
             for own in [v for m, v in self._configured if m == model]:
-                if may_serve(specs, own):
-                    await versions.fix({own: 100.0})
+                await VersionLife(self._client, model, self._partitions).settle(own)
         for version, spec in specs.items():
             await self._tend((model, version), spec)
         for key in [k for k in self._children if k[0] == model]:

@@ -88,6 +88,7 @@ async def begun(client, job: str, weights: str) -> None:
 async def test_a_drained_host_starts_nothing_while_another_still_drains(
     host, versions, empty_redis
 ) -> None:
+    await versions.fix({"v1": 100})
     await added(versions, state="ready")
     await versions.set_state("v2", "ready", weights_version="w2")
     await host.keeper.look()
@@ -110,6 +111,7 @@ async def test_a_drained_host_starts_nothing_while_another_still_drains(
 async def test_what_a_crashed_worker_had_begun_ends_before_its_version_does(
     host, versions, empty_redis
 ) -> None:
+    await versions.fix({"v1": 100})
     await added(versions)
     await versions.set_state("v2", "ready", weights_version="w2")
     await host.keeper.look()
@@ -170,6 +172,13 @@ async def test_the_version_of_the_settings_serves_until_somebody_says_otherwise(
     await added(versions)
     await host.keeper.look()
     assert (await versions.read())[0].shares == {"v1": 100}
+
+
+async def test_who_serves_already_goes_on_serving(host, versions, empty_redis) -> None:
+    await live(empty_redis, "by-hand", "v5", "w5")
+    await added(versions)
+    await host.keeper.look()
+    assert (await versions.read())[0].shares == {"v5": 100}
 
 
 async def test_workers_that_end_slowly_keep_nobody_waiting(host, versions) -> None:
