@@ -1,6 +1,5 @@
 """What a scrape shows of queues and runs: exact, from the start, and never old."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -8,7 +7,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tokenmill.scheduler import shown
-from tokenmill.scheduler.shown import QueueGauges, RunGauges, forget_shard, note_active
+from tokenmill.scheduler.shown import QueueGauges, RunGauges, note_active
 from tokenmill.scheduler.webhook_delivery import Deliverer
 from tokenmill.shared.config import Config, ModelConfig, TenantConfig, WebhooksConfig
 from tokenmill.shared.keys import SHARDS, Keys
@@ -28,13 +27,12 @@ SERIES = (
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instruments as in a process that has just started."""
     monkeypatch.setattr(labels, "_known", {"m"})
+    monkeypatch.setattr(shown, "_ACTIVE", {})
     for one in SERIES:
         monkeypatch.setattr(one, "values", {})
-    yield
-    forget_shard(KEYS.shard)
 
 
 @pytest.fixture
