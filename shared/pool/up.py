@@ -1,7 +1,6 @@
 """`tokenmill up`: Redis, scheduler, janitor and workers as one supervised pool."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -32,6 +31,10 @@ _FORFEIT_WAIT_S: Final = 2.0
 """How long killed children may take to be gone and their leases ended."""
 EXIT_FAILED: Final = 1
 """A child failed for good without an exit code of its own."""
+
+
+VERSIONS: Final = "versions"
+"""The task that starts workers of versions: it ends before the workers do."""
 
 
 class Pool:
@@ -182,7 +185,7 @@ class Pool:
             line(f"logs: {self._directory / 'logs'}")
         tasks = [asyncio.create_task(self._watcher.run(), name="watch")]
         if self._options.with_workers:
-            tasks.append(asyncio.create_task(crew.run(), name="versions"))
+            tasks.append(asyncio.create_task(crew.run(), name=VERSIONS))
         if self._config.metrics.enabled:
             kept = keep_targets(client, self._directory / TARGETS)
             tasks.append(asyncio.create_task(kept, name="targets"))
@@ -192,10 +195,7 @@ class Pool:
             return await self._until_end(tasks)
         finally:
             self._stopping = True
-            for task in tasks:
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*tasks)
+            await _end(tasks)
 
     async def _until_end(self, helpers: list["asyncio.Task[None]"]) -> int:
         signalled = asyncio.create_task(self._signals.get())
@@ -213,6 +213,7 @@ class Pool:
             signalled.cancel()
         failed = self._failed
         line("draining; a second signal ends at once")
+        await _end([one for one in helpers if one.get_name() == VERSIONS])
         await self._drain()
         if failed is None:
             return 0
@@ -297,3 +298,9 @@ class Pool:
             line(f"warning: model {model} is not served: {why}")
         if self._ready_file is not None:
             self._ready_file.write_text("ready\n", encoding="utf-8")
+
+
+async def _end(tasks: list["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,11 @@
 """The life of versions in a pool of real processes, with an engine that echoes."""
 
 import json
+import re
+import signal
 import time
 
+import psutil
 import pytest
 from click.testing import Result
 from support.pools import MODEL, UpProcess, up
@@ -19,6 +22,7 @@ from tokenmill.shared.errors import (
     VersionFailed,
 )
 from tokenmill.shared.health_set import parse_health_set
+from tokenmill.shared.pool.versions import LOOK_EVERY_S
 
 GOOD = b'{"prompt": "abc", "exact": "abc"}\n{"prompt": "xyz", "regex": "^x.z$"}'
 BAD = b'{"prompt": "abc", "exact": "abc"}\n\n{"prompt": "xyz", "prefix": "no"}'
@@ -152,10 +156,24 @@ def test_a_version_that_fails_its_health_set_never_gets_traffic(
     assert "v3" not in {v.version for v in operator.model_versions(MODEL)}
 
 
+def stop_slowly(pool: UpProcess) -> None:
+    """Stops a pool whose scheduler ends long after the workers have ended."""
+    scheduler = psutil.Process(pool.pids("scheduler")[-1])
+    scheduler.suspend()
+    pool.process.send_signal(signal.SIGTERM)
+    ended = re.compile(r"^worker-echo-v2\S* +stopped", re.M)
+    wait_until_sync(lambda: ended.search(pool.text), what="the end of v2")
+    late = time.monotonic() + 3 * LOOK_EVERY_S
+    wait_until_sync(lambda: time.monotonic() > late, what="some more looks")
+    scheduler.resume()
+    assert pool.process.wait(30) == 0
+
+
 def test_versions_outlive_the_pool(living, operator) -> None:
     operator.switch_version(MODEL, "v2")
     operator.drain_version(MODEL, "v1")
-    living.stop()
+    stop_slowly(living)
+    assert "starting" not in living.text.partition("draining;")[2]
     with up(living.directory) as second, SyncClient(second.url) as mill:
         assert served_by(mill) == {"v2"}
         assert state(mill, "v1") == "stopped"
