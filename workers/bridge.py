@@ -292,6 +292,7 @@ class Worker:
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
                 await asyncio.gather(*self._owning, return_exceptions=True)
+                await self._registration.wait_silent()
                 await self._scripts.forfeit(self._spec.group, reason, counts=counts)
         except (*REDIS_ERRORS, TokenmillError) as error:
             # Then they end by themselves, and nobody learns why.

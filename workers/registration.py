@@ -135,6 +135,7 @@ class Registration:
         self._log = structlog.get_logger()
         self._draining = False
         self._silent = False
+        self._beating = asyncio.Lock()
 
     async def announce(self) -> None:
         """Publishes the model's card and tokenizer and registers the group."""
@@ -197,6 +198,11 @@ class Registration:
         """Gives no further sign of life: the leases are to end."""
         self._silent = True
 
+    async def wait_silent(self) -> None:
+        """Waits for a sign of life that is under way: it would make the group anew."""
+        async with self._beating:
+            return
+
     async def run(self) -> None:
         """Renews three times a lease until it is cancelled."""
         interval_s = self._lease_ms / 1000.0 / HEARTBEATS_PER_LEASE
@@ -234,9 +240,9 @@ class Registration:
         for start in range(0, len(jobs), RENEW_BATCH):
             if not self._silent:
                 await self._renew(jobs[start : start + RENEW_BATCH])
-        # Asked again: a group that has been given up would be made anew.
-        if not self._silent:
-            await self._heartbeat()
+        async with self._beating:
+            if not self._silent:
+                await self._heartbeat()
 
     async def _renew(self, jobs: list[RunningJob]) -> None:
         answers = await self._scripts.renew(

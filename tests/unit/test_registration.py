@@ -86,3 +86,24 @@ async def test_a_worker_that_falls_silent_ends_no_beat_that_was_under_way(
     scripts.go_on.set()
     await beat
     assert scripts.beats == (not silent)
+
+
+async def test_a_heartbeat_under_way_is_waited_for_before_leases_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registration = registered(cast("Any", Jobs()), SlowRenewal())
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def heartbeat() -> None:
+        began.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(registration, "_heartbeat", heartbeat)
+    beat = asyncio.create_task(registration.beat())
+    await began.wait()
+    registration.fall_silent()
+    silent = asyncio.create_task(registration.wait_silent())
+    done, _ = await asyncio.wait({silent}, timeout=0.05)
+    assert not done
+    go_on.set()
+    await asyncio.gather(silent, beat)
