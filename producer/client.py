@@ -126,14 +126,14 @@ class Client(DeadCalls, AccountCalls, AdapterCalls, VersionCalls):
         Raises:
             InvalidRequest: A field is wrong; nothing was enqueued.
             UnknownAdapter: The model has no such adapter, or not for this tenant.
-            ModelUnavailable: No live worker serves the model.
+            ModelUnavailable: No live worker serves the model, or it retires.
             QueueFull: A limit was reached; carries `limit` and `retry_after_s`.
             DeadlineUnreachable: The prompt is to be refused when late, and would be.
             IdempotencyConflict: The key was used with another payload.
             RedisUnavailable: Redis did not answer for longer than the patience.
         """
         checked = as_prompt(prompt)
-        view = await self._model(checked.model)
+        view = await self._open_model(checked.model)
         adapter = await self._session.adapter(checked)
         await self._session.require_version(checked, view.pool)
         job = new_job(checked, view.card, view.pool, adapter=adapter)
@@ -192,7 +192,7 @@ class Client(DeadCalls, AccountCalls, AdapterCalls, VersionCalls):
                 checked = as_prompt(prompt)
                 view = views.get(checked.model)
                 if view is None:
-                    view = views[checked.model] = await self._model(checked.model)
+                    view = views[checked.model] = await self._open_model(checked.model)
                 adapter = await self._session.adapter(checked)
                 await self._session.require_version(checked, view.pool)
                 jobs.append(new_job(checked, view.card, view.pool, adapter=adapter))
@@ -259,6 +259,10 @@ class Client(DeadCalls, AccountCalls, AdapterCalls, VersionCalls):
     async def _model(self, name: str) -> ModelView:
         view = self._session.view
         return await self._session.patiently(lambda: view.model(name))
+
+    async def _open_model(self, name: str) -> ModelView:
+        view = self._session.view
+        return await self._session.patiently(lambda: view.open_model(name))
 
     async def _require_served(
         self, jobs: Sequence[NewJob], when_unserved: WhenUnserved

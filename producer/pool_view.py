@@ -12,6 +12,8 @@ from ..shared.clock import redis_ms
 from ..shared.errors import ModelUnavailable, ProtocolError, RedisUnavailable
 from ..shared.keys import MODELS, POOL, Keys
 from ..shared.messages import DEFAULT_MODEL, SCHEMA_VERSION, ModelCard, PoolCard
+from ..shared.version_keys import versions_key
+from ..shared.version_records import ROUTE, decode_route
 from .info import ModelInfo
 from .reading import read
 
@@ -42,10 +44,12 @@ class ModelView:
     card: ModelCard | None
     live: frozenset[int]
     """Partitions with a live worker group."""
+    retiring: bool
+    """Whether it takes no new jobs any more."""
     read_at: float
     """`time.monotonic()` of the card."""
     live_at: float
-    """`time.monotonic()` of `live`."""
+    """`time.monotonic()` of `live` and `retiring`."""
 
     def is_old(self, now: float) -> bool:
         """Whether the card is to be read again; a missing one may come any moment."""
@@ -101,14 +105,28 @@ class PoolView:
             pool = await self.pool()
             (raw,) = await read(self._redis, ("HGET", MODELS, name))
             card = None if raw is None else _decode(raw, ModelCard, MODELS)
-            live = await self._live(name, pool.partitions)
-            view = ModelView(pool, card, live, now, now)
+            live, retiring = await self._life(name, pool.partitions)
+            view = ModelView(pool, card, live, retiring, now, now)
             if len(self._models) >= _MOST_MODELS:
                 self._models.clear()
             self._models[name] = view
         elif fresh_life or now - view.live_at > LIFE_AGE_S:
-            view.live = await self._live(name, view.pool.partitions)
+            view.live, view.retiring = await self._life(name, view.pool.partitions)
             view.live_at = now
+        return view
+
+    async def open_model(self, name: str) -> ModelView:
+        """Returns what is known of a model that takes jobs.
+
+        Raises:
+            ModelUnavailable: It retires.
+        """
+        view = await self.model(name)
+        if view.retiring:
+            raise ModelUnavailable(
+                f"the model '{name}' retires and takes no new jobs",
+                "Choose another; tokenmill models load takes it back",
+            )
         return view
 
     async def require_served(self, name: str, partitions: set[int]) -> None:
@@ -166,7 +184,8 @@ class PoolView:
         }
         infos = []
         for name in sorted({*cards, *pool.models}):
-            num_groups = sum((await self._counts(name, pool.partitions)).values())
+            counts, _ = await self._counts(name, pool.partitions)
+            num_groups = sum(counts)
             infos.append(
                 ModelInfo(
                     name=name,
@@ -177,21 +196,29 @@ class PoolView:
             )
         return infos
 
-    async def _live(self, name: str, partitions: int) -> frozenset[int]:
-        counts = await self._counts(name, partitions)
-        return frozenset(p for p, count in counts.items() if count)
+    async def _life(self, name: str, partitions: int) -> tuple[frozenset[int], bool]:
+        """Partitions with a live group, and whether the model retires."""
+        counts, route = await self._counts(name, partitions)
+        live = frozenset(p for p, count in enumerate(counts) if count)
+        try:
+            return live, decode_route(route, name).retiring
+        except ProtocolError:
+            return live, False  # doctor says so; jobs can be queued all the same
 
-    async def _counts(self, name: str, partitions: int) -> dict[int, int]:
-        """Live groups by partition, by the clock of Redis."""
+    async def _counts(
+        self, name: str, partitions: int
+    ) -> tuple[list[int], bytes | None]:
+        """Live groups of each partition, by the clock of Redis, and the route."""
         oldest = await redis_ms(self._redis) - HEARTBEAT_MS
-        counts = await read(
+        *counts, route = await read(
             self._redis,
             *(
                 ("ZCOUNT", Keys(name, partition).groups, oldest, "+inf")
                 for partition in range(partitions)
             ),
+            ("HGET", versions_key(name), ROUTE),
         )
-        return dict(enumerate(counts))
+        return counts, route
 
 
 def default_of(pool: PoolCard, known: Collection[str]) -> str:

@@ -76,6 +76,7 @@ class ConfigError(TokenmillError):
 
     def __init__(self, key: str, problem: str, origin: str | None = None) -> None:
         self.key = key
+        self.problem = problem
         self.origin = origin
         where = f" (from {origin})" if origin else ""
         super().__init__(f"configuration key '{key}'{where}: {problem}")

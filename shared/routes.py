@@ -39,6 +39,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: dict[str, str] = {}
     """Version -> weights of those that serve or may serve again: jobs that were begun
     with them wait for them."""
+    retiring: bool = False
+    """Whether the model ends: it takes no new jobs."""
     changed_ms: int = 0
     """By the clock of Redis."""
 

@@ -29,7 +29,7 @@ Specs = Mapping[str, VersionSpec]
 class Change(msgspec.Struct, frozen=True):
     """What the script `route_change` is to write."""
 
-    action: Literal["fix", "add", "put", "set", "remove", "route"]
+    action: Literal["fix", "add", "put", "set", "remove", "route", "forget"]
     route: Route
     spec: VersionSpec | None = None
     version: str = ""
@@ -43,7 +43,7 @@ def fixed(shares: Mapping[str, float]) -> Decide:
     wanted = check_shares(shares)
 
     def decide(route: Route, _: Specs, now_ms: int) -> Change | None:
-        if route.shares:
+        if route.shares or route.retiring:
             return None
         return Change("fix", _shared(route, wanted, now_ms))
 
@@ -70,7 +70,7 @@ def added(model: str, spec: VersionSpec, *, replace: bool) -> Decide:
         created_ms = known.created_ms if known else now_ms
         made = msgspec.structs.replace(spec, created_ms=created_ms, updated_ms=now_ms)
         action: Literal["add", "put"] = "put" if replace else "add"
-        return Change(action, _raised(route, now_ms, made), made, spec.version)
+        return Change(action, raised_route(route, now_ms, made), made, spec.version)
 
     return decide
 
@@ -99,7 +99,7 @@ def stated(
             health_report=health_report or known.health_report,
             updated_ms=now_ms,
         )
-        return Change("set", _raised(route, now_ms, made), made, version)
+        return Change("set", raised_route(route, now_ms, made), made, version)
 
     return decide
 
@@ -112,7 +112,7 @@ def renewed(model: str, version: str, config: ModelConfig) -> Decide:
         if known.model == config:
             return None
         made = msgspec.structs.replace(known, model=config, updated_ms=now_ms)
-        return Change("set", _raised(route, now_ms, made), made, version)
+        return Change("set", raised_route(route, now_ms, made), made, version)
 
     return decide
 
@@ -133,7 +133,7 @@ def drained(model: str, version: str) -> Decide:
         made = msgspec.structs.replace(
             known, state="draining", reason="", updated_ms=now_ms
         )
-        raised = _raised(route, now_ms, made)
+        raised = raised_route(route, now_ms, made)
         shadow = {name: part for name, part in route.shadow.items() if name != version}
         changed = msgspec.structs.replace(raised, shadow=shadow)
         return Change("set", changed, made, version)
@@ -150,7 +150,7 @@ def why_not_drained(model: str, version: str, share: float, specs: Specs) -> str
         return f"{found}; first {command} {min(ready)}"
     return (
         f"{found} and is the only one that could; load another and {command} to "
-        "it, or stop its workers to end the model altogether"
+        f"it, or end the model altogether with tokenmill models retire {model}"
     )
 
 
@@ -222,7 +222,7 @@ def shadowed(model: str, version: str, percent: float) -> Decide:
         if percent > 0:
             _require_ready(model, route, specs, {version: percent})
             shadow[version] = percent
-        raised = _raised(route, now_ms)
+        raised = raised_route(route, now_ms)
         return Change("route", msgspec.structs.replace(raised, shadow=shadow))
 
     return decide
@@ -237,10 +237,11 @@ def removed(model: str, version: str) -> Decide:
         if share:
             raise VersionConflict(
                 f"version {version} of {model} gets {share:g} % of the jobs or of "
-                "their copies; give those to another version first"
+                "their copies; give those to another version first, or end the model "
+                f"with tokenmill models retire {model}"
             )
         changed = msgspec.structs.replace(
-            _raised(route, now_ms),
+            raised_route(route, now_ms),
             previous={} if version in route.previous else route.previous,
             weights={n: w for n, w in route.weights.items() if n != version},
         )
@@ -281,7 +282,7 @@ def _require_ready(
             )
 
 
-def _raised(route: Route, now_ms: int, spec: VersionSpec | None = None) -> Route:
+def raised_route(route: Route, now_ms: int, spec: VersionSpec | None = None) -> Route:
     """The route after a change, with what is known of a version's weights."""
     weights = dict(route.weights)
     if spec is not None:
@@ -295,5 +296,5 @@ def _raised(route: Route, now_ms: int, spec: VersionSpec | None = None) -> Route
 
 def _shared(route: Route, shares: Mapping[str, float], now_ms: int) -> Route:
     return msgspec.structs.replace(
-        _raised(route, now_ms), shares=dict(shares), previous=dict(route.shares)
+        raised_route(route, now_ms), shares=dict(shares), previous=dict(route.shares)
     )

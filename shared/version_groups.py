@@ -117,19 +117,34 @@ async def begun_elsewhere(
     )
 
 
-async def pinned_job(
-    client: "redis.asyncio.Redis", keys: Keys, version: str
+async def open_job(client: "redis.asyncio.Redis", keys: Keys) -> str | None:
+    """Returns a job of a shard that waits or that a group has, if there is any.
+
+    Copies that wait are left out, which end by themselves.
+
+    Args:
+        client: Redis; replies are bytes.
+        keys: The shard's names.
+    """
+    with translate():
+        for name in await client.zrange(keys.lease, 0, 0):
+            return text(name)
+    return await waiting_job(client, keys)
+
+
+async def waiting_job(
+    client: "redis.asyncio.Redis", keys: Keys, version: str | None = None
 ) -> str | None:
-    """Returns a job of a shard that waits for one version alone, if there is any.
+    """Returns a job of a shard that waits, for one version alone, if there is any.
 
     Copies are left out, which end by themselves.
 
     Args:
         client: Redis; replies are bytes.
         keys: The shard's names.
-        version: The version.
+        version: The version; None: any job.
     """
-    wanted, copies = version.encode(), SHADOW_TENANT.encode()
+    wanted, copies = (version or "").encode(), SHADOW_TENANT.encode()
     with translate():
         async for job_ids in _waiting(client, keys):
             pipe = client.pipeline(transaction=False)
@@ -137,7 +152,9 @@ async def pinned_job(
                 pipe.hmget(keys.job(job_id), ["version", "tenant"])
             pins = await pipe.execute(raise_on_error=False) if job_ids else []
             for job_id, pin in zip(job_ids, pins, strict=True):
-                if isinstance(pin, list) and pin[0] == wanted and pin[1] != copies:
+                if not isinstance(pin, list) or pin == [None, None] or pin[1] == copies:
+                    continue  # a copy, or what is left of a job that has expired
+                if version is None or pin[0] == wanted:
                     return job_id
     return None
 

@@ -17,6 +17,7 @@ from .version_groups import (
     live_groups,
     serving_partitions,
 )
+from .version_retiring import taken_back
 from .versions import Versions, VersionSpec
 
 if TYPE_CHECKING:
@@ -101,12 +102,14 @@ class VersionLife:
         """Has a version loaded by whoever watches: supervisors, workers by hand.
 
         Args:
-            version: One that was added. One that drains is taken back.
+            version: One that was added. One that drains, and a model that retires,
+                is taken back.
 
         Raises:
             UnknownVersion: There is no such version.
         """
         spec = self.known(version, await self.versions.specs())
+        await self.versions.change(taken_back)
         if spec.state in ("ready", "loading"):
             return spec
         await self.keep_share(version)

@@ -15,6 +15,8 @@ ROUTE: Final = "route"
 """Field of `tm:versions:<model>`."""
 SPEC: Final = "spec:"
 """Beginning of the fields of versions."""
+RUNNING: Final[tuple[VersionState, ...]] = ("loading", "ready", "draining")
+"""States in which a version has workers, or is to have them."""
 MAY_RUN: Final = ("added", "loading", "ready", "draining")
 """States in which jobs that were begun with a version's weights wait for it."""
 

@@ -86,7 +86,7 @@ class Versions:
         Returns:
             The route; that which there was, where there was one.
         """
-        return (await self._change(changes.fixed(shares)))[0]
+        return (await self.change(changes.fixed(shares)))[0]
 
     async def add(self, spec: VersionSpec, *, replace: bool = False) -> Route:
         """Adds a version, which gets no share by that.
@@ -99,7 +99,7 @@ class Versions:
             VersionConflict: The name is in use.
         """
         decide = changes.added(self._model, spec, replace=replace)
-        return (await self._change(decide))[0]
+        return (await self.change(decide))[0]
 
     async def set_state(
         self,
@@ -136,7 +136,7 @@ class Versions:
             weights_version=weights_version,
             health_report=health_report,
         )
-        return (await self._change(decide))[1]
+        return (await self.change(decide))[1]
 
     async def renew(self, version: str, config: ModelConfig) -> bool:
         """Records what a version is loaded with, where that is not what is known.
@@ -148,7 +148,7 @@ class Versions:
             UnknownVersion: There is no such version.
         """
         decide = changes.renewed(self._model, version, config)
-        return (await self._change(decide))[1]
+        return (await self.change(decide))[1]
 
     async def drain(self, version: str) -> bool:
         """Has a version end, and nothing copied to it any more.
@@ -160,7 +160,7 @@ class Versions:
             UnknownVersion: There is no such version.
             VersionConflict: It has a share of the jobs.
         """
-        return (await self._change(changes.drained(self._model, version)))[1]
+        return (await self.change(changes.drained(self._model, version)))[1]
 
     async def switch(self, shares: Mapping[str, float]) -> Route:
         """Gives new jobs to these versions from now on; `rollback` goes back.
@@ -173,7 +173,7 @@ class Versions:
             UnknownVersion: One is not known.
             VersionConflict: One is not ready.
         """
-        return (await self._change(changes.switched(self._model, shares)))[0]
+        return (await self.change(changes.switched(self._model, shares)))[0]
 
     async def move(self, version: str, percent: float) -> Route:
         """Gives a version a share of new jobs; the others divide what is left.
@@ -184,7 +184,7 @@ class Versions:
             VersionConflict: One with a share is not ready, or nobody could take the
                 rest.
         """
-        return (await self._change(changes.moved(self._model, version, percent)))[0]
+        return (await self.change(changes.moved(self._model, version, percent)))[0]
 
     async def rollback(self, seen: Route | None = None) -> Route:
         """Gives new jobs to whom they went before the last switch.
@@ -199,7 +199,7 @@ class Versions:
         if seen is None:
             # Asked twice, as after a reply that was lost, it would go forward again.
             seen, _ = await self.read()
-        return (await self._change(changes.rolled_back(self._model, seen)))[0]
+        return (await self.change(changes.rolled_back(self._model, seen)))[0]
 
     async def shadow(self, version: str, percent: float) -> Route:
         """Has a part of the traffic copied to a version.
@@ -214,7 +214,7 @@ class Versions:
             VersionConflict: It is not ready.
         """
         decide = changes.shadowed(self._model, version, percent)
-        return (await self._change(decide))[0]
+        return (await self.change(decide))[0]
 
     async def remove(self, version: str) -> Route:
         """Forgets a version. Its workers are to be stopped before.
@@ -223,7 +223,7 @@ class Versions:
             UnknownVersion: There is no such version.
             VersionConflict: It has a share, or traffic is copied to it.
         """
-        return (await self._change(changes.removed(self._model, version)))[0]
+        return (await self.change(changes.removed(self._model, version)))[0]
 
     async def _read(self) -> tuple[Route, dict[str, VersionSpec], int]:
         key = versions_key(self._model)
@@ -241,11 +241,17 @@ class Versions:
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         return decode_route(fields.get(ROUTE), key), specs, now_ms
 
-    async def _change(self, decide: changes.Decide) -> tuple[Route, bool]:
+    async def change(self, decide: changes.Decide) -> tuple[Route, bool]:
         """Reads, decides and writes, again where somebody has written in between.
+
+        Args:
+            decide: What is to be changed, from what there is.
 
         Returns:
             The route as it stands now, and whether this has changed it.
+
+        Raises:
+            VersionConflict: The change is not allowed.
         """
         for tried in range(_TRIES):
             route, specs, now_ms = await self._read()

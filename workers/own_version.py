@@ -250,7 +250,7 @@ class OwnVersion:
             return False
         spec = specs.get(self._version)
         if spec is None:
-            if specs or route.shares:
+            if specs or route.shares or route.retiring:
                 await self._record()
             return False
         if spec.state != "draining" or not worker.is_idle:

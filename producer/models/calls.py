@@ -168,6 +168,28 @@ class VersionCalls:
         """
         await (await self._versions_of(model)).remove(version)
 
+    async def retire_model(
+        self, model: str, *, wait_s: float = 600.0, tell: Tell = _silent
+    ) -> None:
+        """Ends a model and forgets it, with all its versions.
+
+        It takes no new jobs from now on; those that it has end, its workers after them.
+
+        Args:
+            model: One that the settings of the pool do not name.
+            wait_s: How long to wait.
+            tell: Told of progress.
+
+        Raises:
+            InvalidRequest: The pool has never heard of the model.
+            VersionConflict: The settings name it, jobs wait that nobody serves, or it
+                was taken back meanwhile.
+            ResultTimeout: It still has jobs or workers; called again, this goes on.
+        """
+        from .retiring import retire
+
+        await retire(self._session, model, wait_s, tell)
+
 
 class SyncVersionCalls:
     """The same for `SyncClient`."""
@@ -225,3 +247,7 @@ class SyncVersionCalls:
     def remove_version(self, model: str, version: str) -> None:
         """Forgets a version; see `Client.remove_version`."""
         self._thread.run(self._client.remove_version(model, version))
+
+    def retire_model(self, model: str, *, wait_s: float = 600.0) -> None:
+        """Ends a model; see `Client.retire_model`."""
+        self._thread.run(self._client.retire_model(model, wait_s=wait_s))

@@ -33,7 +33,7 @@ def register_models(app: typer.Typer) -> None:
     group = typer.Typer(help="Models of the pool and their versions.")
     group.callback(invoke_without_command=True)(models)
     group.command("list")(list_versions)
-    for command in (add, load, shadow, switch, rollback, drain, remove):
+    for command in (add, load, shadow, switch, rollback, drain, remove, retire):
         group.command(command.__name__)(command)
     app.add_typer(group, name="models")
 
@@ -268,3 +268,16 @@ async def remove(
         print_json({"model": model, "version": version, "removed": True})
     else:
         print(f"{version} of {model} is forgotten")
+
+
+@handle_errors
+async def retire(
+    model: Name, wait_s: WaitS = 600.0, url: Url = None, as_json: AsJson = False
+) -> None:
+    """End a model that the settings do not name: jobs, workers, versions; forget it."""
+    async with _client(url) as mill:
+        await mill.retire_model(model, wait_s=wait_s, tell=print_note)
+    if as_json:
+        print_json({"model": model, "retired": True})
+    else:
+        print(f"{model} is forgotten")

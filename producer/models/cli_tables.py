@@ -25,8 +25,28 @@ def print_versions(found: Sequence[VersionInfo]) -> None:
         if info.share and not info.groups:
             print_note(
                 f"{info.model} {info.version} has {info.share:g} % of the jobs and no "
-                f"live worker; `tokenmill models rollback {info.model}` goes back"
+                f"live worker; {_way_out(info, found)}"
             )
+    for model in sorted({info.model for info in found if info.retiring}):
+        print_note(
+            f"{model} retires and takes no new jobs; `tokenmill models retire {model}` "
+            "goes on with it, `models load` takes it back"
+        )
+
+
+def _way_out(info: VersionInfo, found: Sequence[VersionInfo]) -> str:
+    """What helps a version with a share that nobody serves."""
+    others = [
+        one.version
+        for one in found
+        if one.model == info.model and one.groups and one.state == "ready"
+    ]
+    if others:
+        return f"`tokenmill models switch {info.model} {min(others)}` gives them to it"
+    return (
+        f"`tokenmill work --name {info.model} --version {info.version}` starts one, "
+        f"`tokenmill models retire {info.model}` ends the model"
+    )
 
 
 def _row(info: VersionInfo) -> list[str]:

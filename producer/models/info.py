@@ -27,6 +27,8 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Percent of new jobs; None: the model has no route, every version serves."""
     shadow_percent: float = 0.0
     """Percent of the traffic that is copied to it."""
+    retiring: bool = False
+    """Whether its model takes no new jobs any more."""
     groups: int = 0
     """Live workers."""
     running: int = 0
@@ -65,6 +67,7 @@ def version_infos(
                 reason=spec.reason if spec else "",
                 share=route.shares.get(name, 0.0) if route.shares else None,
                 shadow_percent=route.shadow.get(name, 0.0),
+                retiring=route.retiring,
                 groups=len(live),
                 running=sum(one.running for one in live),
                 weights_version=weights,

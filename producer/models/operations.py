@@ -9,6 +9,7 @@ from ...shared.config import Config
 from ...shared.config_check import check
 from ...shared.config_model import ModelConfig
 from ...shared.errors import (
+    ConfigError,
     InvalidRequest,
     ResultTimeout,
     VersionConflict,
@@ -18,7 +19,7 @@ from ...shared.health_set import HealthSet
 from ...shared.keys import MODELS, Keys
 from ...shared.script_runner import text
 from ...shared.shadow_report import ShadowReport, forget_report, read_report
-from ...shared.version_groups import pinned_job
+from ...shared.version_groups import waiting_job
 from ...shared.version_keys import VERSIONED
 from ...shared.version_life import VersionLife
 from ...shared.versions import VersionSpec
@@ -92,7 +93,7 @@ class ModelVersions:
 
     async def add(self, model: ModelConfig, health: HealthSet | None) -> VersionInfo:
         """Describes a version; see `Client.add_version`."""
-        check(Config(models=(model,)), {})
+        _check(model)
         await self._life.require_free(model.version)
         spec = VersionSpec(version=model.version, model=model, health=health)
         await self._versions.add(spec)
@@ -102,7 +103,12 @@ class ModelVersions:
         self, version: str, wait_s: float | None, tell: "Tell"
     ) -> VersionInfo:
         """Has a version loaded; see `Client.load_version`."""
-        await self._life.begin_load(version)
+        spec = await self._life.begin_load(version)
+        if spec.model.replicas == 0:
+            tell(
+                f"{version} has replicas = 0, so `tokenmill up` starts none; by hand: "
+                f"{_by_hand(self._model, version)}"
+            )
         if wait_s is None:
             return await self.info(version)
         began, said = time.monotonic(), ""
@@ -180,7 +186,7 @@ class ModelVersions:
             if info.state != "draining":
                 break
             if not info.groups:
-                await self._stop_without_workers(version, info.weights_version)
+                await self.stop_without_workers(version, info.weights_version)
             now = f"{version} drains: {info.groups} workers, {info.running} running"
             if now != said:
                 tell(now)
@@ -193,8 +199,13 @@ class ModelVersions:
             await asyncio.sleep(LOOK_EVERY_S)
         return await self.info(version)
 
-    async def _stop_without_workers(self, version: str, weights: str | None) -> None:
-        """Nobody is there to say that it has stopped; unless jobs wait for it."""
+    async def stop_without_workers(self, version: str, weights: str | None) -> None:
+        """Marks a version that drains as stopped, unless jobs wait for it.
+
+        Args:
+            version: Of which no worker lives, so that nobody else says it.
+            weights: Of its workers.
+        """
         for partition in range(self._partitions):
             if await self._life.is_needed(version, weights or "", partition):
                 return
@@ -211,7 +222,7 @@ class ModelVersions:
             )
         for partition in range(self._partitions):
             keys = Keys(self._model, partition)
-            if job_id := await pinned_job(self._client, keys, version):
+            if job_id := await waiting_job(self._client, keys, version):
                 raise VersionConflict(
                     f"job {job_id}, and perhaps others, waits for version {version} of "
                     f"{self._model} alone; cancel it, or first tokenmill models load "
@@ -231,6 +242,23 @@ def _progress(info: VersionInfo, waited_s: float, model: str) -> str:
     if waited_s > _UNSEEN_S:
         return (
             f"{text}; no worker of it yet. `tokenmill up` starts them; by hand: "
-            f"tokenmill work --name {model} --version {info.version}"
+            f"{_by_hand(model, info.version)}"
         )
     return text
+
+
+def _by_hand(model: str, version: str) -> str:
+    return f"tokenmill work --name {model} --version {version}"
+
+
+def _check(model: ModelConfig) -> None:
+    """Refuses settings that cannot be, by the names that the caller knows.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    try:
+        check(Config(models=(model,)), {})
+    except ConfigError as error:
+        name = error.key.removeprefix("models[0].")
+        raise ConfigError(name, error.problem) from None

@@ -10,8 +10,9 @@
 -- ARGV 1 model, 2 serial that was read (0 without a route), 3 JSON Route to write, its
 --      serial one higher, 4 what is changed: fix (who serves a model without shares),
 --      add (a version that is not there yet), put (one that may be there), set (one that
---      is there), remove, or route (shares or shadow), 5 the version ('' for fix and
---      route), 6 its JSON VersionSpec ('' for fix, route and remove)
+--      is there), remove, route (shares, shadow or retiring) or forget (the whole model),
+--      5 the version ('' for fix, route and forget), 6 its JSON VersionSpec ('' for those
+--      and remove)
 -- Returns two: status and detail.
 --      done
 --      changed  the serial is another; detail is the serial: read again
@@ -71,6 +72,18 @@ local function wrong_shares()
   return nil
 end
 
+-- A model is forgotten once it retires and nothing of it can have a job any more.
+local function alive()
+  for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+    local name = string.match(field, '^spec:(.*)$')
+    local state = name and state_of(name)
+    if state == 'loading' or state == 'ready' or state == 'draining' then
+      return true
+    end
+  end
+  return not old.retiring or #sharing(old) > 0
+end
+
 local function wrong()
   if not new or tonumber(new.serial) ~= serial + 1 then
     return 'route: expected a JSON object whose serial is one higher'
@@ -84,6 +97,10 @@ local function wrong()
     return 'remove: version ' .. version .. ' has a share'
   elseif WRITES[action] and not decoded(spec) then
     return 'spec: expected a JSON object'
+  elseif action == 'add' and old.retiring and not decoded(spec).state then
+    return 'add: the model retires; add it again once that has ended'
+  elseif action == 'forget' and alive() then
+    return 'forget: the model does not retire, or has versions that may run'
   end
   return wrong_shares()
 end
@@ -91,6 +108,12 @@ end
 local problem = wrong()
 if problem then
   return { 'refused', problem }
+end
+if action == 'forget' then
+  redis.call('DEL', KEYS[1], KEYS[2])
+  redis.pcall('HDEL', KEYS[3], model)
+  redis.pcall('SREM', KEYS[4], model)
+  return { 'done', '' }
 end
 local fields = { 'route', ARGV[3] }
 if WRITES[action] then

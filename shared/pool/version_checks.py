@@ -60,7 +60,7 @@ def _route(
     states: Mapping[str, tuple[str, str]],
     live: Mapping[str, int],
 ) -> list[Finding]:
-    if not route.shares and not states and len(live) < 2:
+    if not (route.shares or route.retiring or states) and len(live) < 2:
         return []
     known = ", ".join(
         f"{version} {states.get(version, ('without specification', ''))[0]}, "
@@ -80,7 +80,17 @@ def _route(
                 f"no live worker of {', '.join(away)}, which has a share: its jobs "
                 f"{instead}",
                 "start its workers, or give its share to another version with "
-                "tokenmill models switch or rollback",
+                "tokenmill models switch or rollback; tokenmill models retire ends a "
+                "model that nobody wants any more",
+            )
+        )
+    if route.retiring:
+        found.append(
+            Finding(
+                "warning",
+                name,
+                "the model retires: it takes no new jobs",
+                "tokenmill models retire goes on with it, load takes it back",
             )
         )
     for version, (state, reason) in sorted(states.items()):

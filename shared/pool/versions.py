@@ -19,6 +19,8 @@ from ..script_runner import text
 from ..version_groups import live_groups, serving_partitions
 from ..version_keys import VERSIONED
 from ..version_life import VersionLife
+from ..version_records import RUNNING
+from ..version_retiring import taken_back
 from ..versions import Versions, VersionSpec, VersionState
 from .lines import line
 from .processes import Child, ChildSpec, ChildState
@@ -26,7 +28,6 @@ from .processes import Child, ChildSpec, ChildState
 LOOK_EVERY_S: Final = 0.5
 TRIES: Final = 3
 """Starts of a version's worker that may end before it has ever served."""
-_RUNNING: Final[tuple[VersionState, ...]] = ("loading", "ready", "draining")
 _REASON: Final = 400
 """Characters of a worker's last words that are recorded."""
 _ENDED: Final = (ChildState.FAILED, ChildState.STOPPED)
@@ -81,6 +82,8 @@ class VersionKeeper:
         """Versions whose workers are being stopped."""
         self._again: Counter[Key] = Counter()
         """Times that a version which drains was started again for what it has begun."""
+        self._retiring: set[str] = set()
+        """Models that were seen to retire: gone from Redis, they are not lost."""
         self._said: dict[object, str] = {}
 
     async def stopped(self) -> set[Key]:
@@ -91,6 +94,7 @@ class VersionKeeper:
         found: set[Key] = set()
         for model, version in self._configured:
             versions = Versions(self._client, model)
+            await versions.change(taken_back)  # the settings serve it
             spec = (await versions.specs()).get(version)
             if spec is None:
                 continue
@@ -140,11 +144,15 @@ class VersionKeeper:
 
     async def _models(self) -> list[str]:
         members = await self._client.smembers(VERSIONED)  # type: ignore[misc]
-        return sorted(text(member) for member in members)
+        return sorted({*map(text, members), *self._retiring})
 
     async def _tend_all(self, model: str) -> None:
         versions = self._versions.setdefault(model, Versions(self._client, model))
         route, specs = await versions.follow()
+        if route.retiring:
+            self._retiring.add(model)
+        else:
+            self._retiring.discard(model)  # taken back, or forgotten: all of it ends
         if specs and not route.shares:
             # Before a further version is ready, which is to get no share by that.
             for own in [v for m, v in self._configured if m == model]:
@@ -166,7 +174,7 @@ class VersionKeeper:
         if spec.state == "added" and key in self._configured:
             # Somebody describes what the settings run already.
             await self._set_state(key, "loading", only_from=("added",))
-        elif spec.state not in _RUNNING:
+        elif spec.state not in RUNNING:
             self._end(key)
         elif failed and not alive:
             await self._note_failure(key, failed[0])
@@ -243,7 +251,7 @@ class VersionKeeper:
         if any(one.version == version for one in groups):
             self._say(key, f"version {version} of {model} fails here: {reason}")
             return
-        await self._set_state(key, "failed", reason=reason, only_from=_RUNNING)
+        await self._set_state(key, "failed", reason=reason, only_from=RUNNING)
         self._say(key, f"version {version} of {model} has failed: {reason}")
         self._end(key)
 

@@ -156,6 +156,25 @@ def test_a_version_that_fails_its_health_set_never_gets_traffic(
     assert "v3" not in {v.version for v in operator.model_versions(MODEL)}
 
 
+def test_a_model_added_at_run_time_can_be_retired(living, operator) -> None:
+    assert models(living, "add", "guest", "v1").exit_code == 0
+    assert operator.load_version("guest", "v1").groups == 1
+    job = operator.submit(Prompt("hello", model="guest"))
+    assert job.result(timeout=20).version == "v1"
+    assert operator.model_versions("guest")[0].share == 100
+    with pytest.raises(VersionConflict, match="models retire guest"):
+        operator.drain_version("guest", "v1")
+    retired = models(living, "retire", "guest", "--json")
+    assert json.loads(retired.stdout) == {"model": "guest", "retired": True}
+    assert "guest" not in models(living).stdout
+    with pytest.raises(InvalidRequest, match="no versions here"):
+        operator.model_versions("guest")
+    with pytest.raises(VersionConflict, match="in the settings of this pool"):
+        operator.retire_model(MODEL)
+    wrong = models(living, "add", MODEL, "v 9")
+    assert "configuration key 'version': value 'v 9'" in wrong.stderr
+
+
 def stop_slowly(pool: UpProcess) -> None:
     """Stops a pool whose scheduler ends long after the workers have ended."""
     scheduler = psutil.Process(pool.pids("scheduler")[-1])

@@ -17,6 +17,7 @@ from tokenmill.shared.pool.version_crew import VersionCrew
 from tokenmill.shared.pool.versions import TRIES, VersionKeeper
 from tokenmill.shared.scripts import Scripts
 from tokenmill.shared.version_keys import versions_key
+from tokenmill.shared.version_retiring import forgotten, retiring
 from tokenmill.shared.versions import Versions, VersionSpec
 
 MODEL = KEYS.model
@@ -218,6 +219,32 @@ async def test_what_the_settings_run_is_not_stopped_by_describing_it(
     await host.keeper.look()
     assert host.gone == []
     assert (await state(versions, "v1"))[0] == "loading"
+
+
+async def test_workers_of_a_model_that_retired_end_and_those_of_a_lost_one_stay(
+    host, versions, empty_redis
+) -> None:
+    host.keeper._configured.clear()
+    await added(versions)
+    await host.keeper.look()
+    await empty_redis.flushall()
+    await host.keeper.look()
+    assert host.gone == []
+    await added(versions)
+    await versions.change(retiring)
+    await host.keeper.look()
+    await versions.set_state("v2", "stopped")
+    assert (await versions.change(forgotten(MODEL)))[1]
+    await host.keeper.look()
+    await wait_until(lambda: host.gone == host.hired)
+    assert len(host.gone) == 1
+
+
+async def test_settings_that_name_a_model_take_it_back(host, versions) -> None:
+    await added(versions, "v1", "ready")
+    await versions.change(retiring)
+    await host.keeper.stopped()
+    assert not (await versions.read())[0].retiring
 
 
 def test_no_two_versions_have_workers_of_one_name(tmp_path) -> None:
