@@ -150,6 +150,8 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     offload_layers: int | None = None
     """On a GPU, how many of the last layers stay in host memory; None is as many as do
     not fit."""
+    load_timeout_s: float = 1800.0
+    """A model that takes longer to load ends the process; `up` tries it again twice."""
     step_timeout_s: float = 120.0
     """A step longer than this ends the process; its jobs are redelivered."""
     rank_timeout_s: float = 10.0

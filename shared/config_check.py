@@ -82,6 +82,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "worker.drain_s": _between(0, 86_400),
     "worker.threads": _none_or(_between(1, 4096)),
     "worker.offload_layers": _none_or(_between(0, 4096)),
+    "worker.load_timeout_s": _between(1, 86_400),
     "worker.step_timeout_s": _between(1, 86_400),
     "worker.rank_timeout_s": _between(1, 3600),
     "worker.adapters_memory_mb": _between(0, 2**24),

@@ -25,6 +25,7 @@ from ..shared.redis import connect, translate
 from ..shared.server_check import require_usable
 from .bridge import Worker
 from .herald import Herald
+from .load_limit import ending_after, loaded_within
 from .loading import Loaded, OnTokenizer, load
 from .mps_watch import guarding, joined
 from .own_version import OwnVersion
@@ -84,7 +85,7 @@ async def serve(
         loading = _in_thread(options, config, progress, herald.announce)
         partitions = config.pool.partitions
         version = OwnVersion(client, keys, options.model, partitions, group)
-        loaded = await _examined(client, version, loading)
+        loaded = await _examined(client, version, loading, config.worker.load_timeout_s)
         worker = _worker(client, group, options, loaded, config)
         async with ending_with(loaded.group, worker), guarding(mps, worker):
             await preload(config)
@@ -130,14 +131,17 @@ async def _examined(
     client: "redis.asyncio.Redis",
     version: OwnVersion,
     loading: Coroutine[object, object, Loaded],
+    limit_s: float,
 ) -> Loaded:
     """Loads while Redis is reached, then makes the checks of the version."""
-    task = asyncio.create_task(loading)
+    task = asyncio.create_task(loaded_within(loading, limit_s))
     await _reach(client)
     await version.begin()
-    loaded = await version.loaded(task)
+    with ending_after(limit_s):
+        loaded = await version.loaded(task)
     try:
-        await version.examine(loaded)
+        with ending_after(limit_s):
+            await version.examine(loaded)
     except BaseException:
         if loaded.group is not None:
             loaded.group.close()
