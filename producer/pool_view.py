@@ -126,6 +126,7 @@ class PoolView:
             raise ModelUnavailable(
                 f"the model '{name}' retires and takes no new jobs",
                 "Choose another; tokenmill models load takes it back",
+                is_known=False,  # asking again later does not help
             )
         return view
 

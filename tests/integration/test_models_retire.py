@@ -10,6 +10,7 @@ from support.waiting import wait_until
 
 from tokenmill import Client, Prompt
 from tokenmill.producer.models import retiring as steps
+from tokenmill.producer.models.cli_tables import print_versions
 from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.errors import (
     InvalidRequest,
@@ -66,8 +67,12 @@ async def nothing_is_left(client) -> bool:
 
 
 async def test_a_model_that_nobody_serves_is_forgotten(
-    mill: Client, empty_redis
+    mill: Client, empty_redis, capsys
 ) -> None:
+    print_versions(await mill.model_versions(MODEL))
+    advice = capsys.readouterr().err
+    assert f"models retire {MODEL}` ends the model" in advice
+    assert "rollback" not in advice  # there is nothing to go back to
     shown = await examine_versions(empty_redis, KEYS, (), ())
     assert [one.severity for one in shown] == ["info", "error"]
     assert "models retire" in shown[1].cure
@@ -123,8 +128,9 @@ async def test_it_takes_no_new_jobs_and_ends_those_that_it_has(
     for when in ("refuse", "wait"):
         with pytest.raises(ModelUnavailable, match="retires and takes no new jobs"):
             await mill.submit(Prompt("n", model=MODEL), when_unserved=when)
-    with pytest.raises(ModelUnavailable, match="retires"):
+    with pytest.raises(ModelUnavailable, match="retires") as refusal:
         await mill.submit_many([Prompt("n", model=MODEL)])
+    assert not refusal.value.is_known  # over HTTP 404, with no advice to try again
     with pytest.raises(VersionConflict, match="the model retires; add it again"):
         await mill.add_version(ModelConfig(name=MODEL, version="v2"))
     assert (await versions.read())[0].shares == {"v1": 100}  # so its job is served
