@@ -150,10 +150,12 @@ class PoolView:
         served = sorted(m.name for m in await self.models() if m.num_groups)
         known = view.card is not None or name in view.pool.models
         cause = "has no live worker" if known else "is not known to this pool"
+        other = f"model='{served[0]}', --model {served[0]}" if served else ""
         raise ModelUnavailable(
             f"the model '{name}' {cause}; served now: {', '.join(served) or 'none'}",
-            "Start a worker for it, or wait for one (when_unserved='wait', on the "
-            "command line --wait-for-worker)",
+            (f"Name one that is served ({other}), start" if other else "Start")
+            + " a worker for it, or wait for one (when_unserved='wait', on the command "
+            "line --wait-for-worker)",
             is_known=known,
         )
 

@@ -129,8 +129,22 @@ class Watcher:
             for child in self._children
         )
 
+    def _settled(self) -> set[str]:
+        """Models with a worker: of the settings, where one of those starts at first.
+
+        A worker of a version without a share may be there before it.
+        """
+        own = [c for c in self._children if is_worker(c) and c.spec.essential]
+        served = {model_of_worker(c.spec) for c in own if c.state is ChildState.RUNNING}
+        coming = {
+            model_of_worker(c.spec)
+            for c in own
+            if c.state is ChildState.STARTING and not c.restarts
+        }
+        return served | (self.models(ChildState.RUNNING) - coming)
+
     def _note_served(self) -> None:
-        for model in sorted(self.models(ChildState.RUNNING) - self.served):
+        for model in sorted(self._settled() - self.served):
             self.served.add(model)
             self._on_served(model)
         running = [c for c in self._children if c.state is ChildState.RUNNING]

@@ -21,7 +21,7 @@ class Child:
 
     def __init__(self, name: str, model: str | None = None) -> None:
         command = ("work", "--name", str(model), "--partition", "0")
-        self.spec = SimpleNamespace(name=name, command=command)
+        self.spec = SimpleNamespace(name=name, command=command, essential=True)
         self.state = ChildState.STARTING
         self.pid: int | None = 1
         self.env = {} if model is None else {GROUP_VARIABLE: f"w-{model}"}
@@ -148,3 +148,14 @@ async def test_a_gateway_that_died_at_its_start_is_not_waited_for() -> None:
         await wait_until(lambda: seen.watcher.serves)
         gateway.restarts = 1
         await wait_until(lambda: seen.said == ["ready"])
+
+
+async def test_a_version_that_is_there_first_does_not_stand_for_the_settings() -> None:
+    version = Child("worker-a-v2", "a")
+    version.spec.essential = False
+    version.state = ChildState.RUNNING
+    async with Seen("a", beside=[version]) as seen:
+        await wait_until(lambda: seen.scheduler.state is ChildState.RUNNING)
+        assert seen.said == []
+        seen.workers["a"].restarts = 1  # it died: whoever is there serves
+        await wait_until(lambda: seen.said[-1:] == ["ready"])
