@@ -42,6 +42,8 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Of its weights on disk."""
     base: str = ""
     """Weights of the worker that checked it."""
+    notes: tuple[str, ...] = ()
+    """What whoever added it was warned of."""
     tenant: str | None = None
     """The only tenant that may use it; None: all."""
     added_ms: int = 0
@@ -78,6 +80,8 @@ class AdapterVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     alpha: float = 0.0
     targets: tuple[str, ...] = ()
     bytes: int = 0
+    notes: tuple[str, ...] = ()
+    """Warnings: what cannot be told from the files."""
 
 
 def card_of(
@@ -102,6 +106,7 @@ def card_of(
         targets=verdict.targets,
         bytes=verdict.bytes,
         base=verdict.base,
+        notes=verdict.notes,
         tenant=tenant,
     )
 

@@ -88,13 +88,15 @@ class AdapterRegistry:
         Args:
             card: Of a checkpoint that was checked.
             replace: Put it in the place of another of its name, which jobs that are
-                enqueued already keep.
+                enqueued already keep. It must be for the same tenant, or for all as
+                well: a name is not taken from those who use it.
 
         Returns:
             The card as it stands there.
 
         Raises:
-            InvalidRequest: The name is in use, or there are too many.
+            InvalidRequest: The name is in use, for another tenant perhaps, or there
+                are too many.
         """
 
         def decide(entries: _Entries, now_ms: int) -> tuple[AdapterCard, _Writes]:
@@ -106,9 +108,11 @@ class AdapterRegistry:
             elif _same(before, new):
                 if before.base == new.base:
                     return before, {}
-                new = msgspec.structs.replace(before, base=new.base)
+                new = msgspec.structs.replace(before, base=new.base, notes=new.notes)
             elif not replace:
-                raise _in_use(before)
+                raise _in_use(before, new)
+            elif before.tenant != new.tenant:
+                raise _not_theirs(before, new)
             writes: _Writes = {card.name: encode(new), _retired_field(new.ref): None}
             if before is not None and before.digest != new.digest:
                 writes |= _retired(before, "replaced", now_ms)
@@ -240,14 +244,30 @@ def _require_room(entries: _Entries) -> None:
         )
 
 
-def _in_use(before: AdapterCard) -> InvalidRequest:
+def _in_use(before: AdapterCard, new: AdapterCard) -> InvalidRequest:
     whose = "" if before.tenant is None else f", of the tenant '{before.tenant}'"
+    way = ", or replace it (--replace)" if before.tenant == new.tenant else ""
     return InvalidRequest(
         "name",
         f"'{before.name}' is in use for the model '{before.model}' (from "
-        f"{before.path}, digest {before.digest[:12]}{whose}); choose another name, "
-        "remove it first, or replace it (--replace)",
+        f"{before.path}, digest {before.digest[:12]}{whose}); choose another name or "
+        f"remove it first{way}",
     )
+
+
+def _not_theirs(before: AdapterCard, new: AdapterCard) -> InvalidRequest:
+    """A name is for whom it was registered until it is removed."""
+    return InvalidRequest(
+        "tenant",
+        f"'{before.name}' of the model '{before.model}' is for {_users(before)}, and "
+        f"cannot be replaced by one for {_users(new)}: jobs that use it would fail; "
+        "replace it for the same, choose another name, or remove it first (tokenmill "
+        "lora remove)",
+    )
+
+
+def _users(card: AdapterCard) -> str:
+    return "all tenants" if card.tenant is None else f"the tenant '{card.tenant}'"
 
 
 def _milliseconds(time: tuple[int, int]) -> int:

@@ -104,4 +104,5 @@ class AdapterChecks:
             alpha=facts.alpha,
             targets=tuple(facts.targets),
             bytes=facts.bytes,
+            notes=facts.notes,
         )

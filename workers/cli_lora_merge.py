@@ -1,5 +1,6 @@
 """The command that merges an adapter into its base for good: lora merge."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,6 +74,8 @@ def merge(
     merged = Merged(
         path=str(output), base=str(path), adapter=facts, lost=lost, check=check
     )
+    for note in facts.notes:
+        print(f"warning: {note}", file=sys.stderr)
     if as_json:
         print(msgspec.json.encode(merged).decode())
     else:

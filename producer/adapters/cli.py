@@ -70,6 +70,8 @@ async def add(
         f"rank {card.rank}, {card.bytes / _MIB:.1f} MiB, digest {card.digest[:12]}; "
         f"ask for it with --adapter {card.name}"
     )
+    for note in card.notes:
+        print_note(f"warning: {note}")
 
 
 @handle_errors

@@ -56,6 +56,22 @@ async def test_a_name_in_use_is_refused_unless_it_is_to_be_replaced(registry) ->
     assert standing.retired.retired == "replaced"
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("acme", "globex"), ("acme", None), (None, "acme")]
+)
+async def test_a_name_is_not_taken_from_who_uses_it(registry, old, new) -> None:
+    await registry.add(card(tenant=old))
+    theirs = card(digest=NEW, tenant=new)
+    with pytest.raises(InvalidRequest, match=r"remove it first$") as caught:
+        await registry.add(theirs)
+    with pytest.raises(InvalidRequest, match=r"is for .*remove it first") as caught:
+        await registry.add(theirs, replace=True)
+    assert caught.value.field == "tenant"
+    await registry.add(card(digest=NEW, tenant=old), replace=True)
+    await registry.remove("tone")
+    assert (await registry.add(theirs)).tenant == new
+
+
 async def test_what_was_removed_is_not_listed_and_comes_back_whole(registry) -> None:
     await registry.add(card())
     await registry.remove("tone")

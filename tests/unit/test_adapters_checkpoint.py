@@ -135,7 +135,40 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an endless alpha": (setting(lora_alpha=10**400), "expected a finite number"),
     "an endless rank": (setting(r=10**400), "has rank 1000.*at most 256 is served"),
     "an infinite alpha": (setting(lora_alpha=1e400), "expected a finite number"),
-    "another rank": (setting(r=5), r"has shape \[4, 80\].*call for \[5, 80\]"),
+    "another rank": (
+        setting(r=5),
+        r"\(r, rank_pattern\) give .*down_proj rank 5, and tensor .* has rank 4",
+    ),
+    "another rank by a pattern": (
+        setting(rank_pattern={"q_proj": 16}),
+        r"q_proj rank 16, and tensor .* has rank 4",
+    ),
+    "layers that are not named": (
+        setting(target_modules=["q_proj", "v_proj", "mlp.up_proj"]),
+        r"weights for 8 layers that its settings .* do not name .*peft would leave",
+    ),
+    "modules beyond a pattern": (
+        setting(target_modules=r".*self_attn\..*"),
+        r"weights for 6 layers .*layers\.0\.mlp\.down_proj",
+    ),
+    "excluded layers": (
+        setting(exclude_modules=["k_proj"]),
+        r"weights for 2 layers .*k_proj",
+    ),
+    "layers beyond the indices": (
+        setting(layers_to_transform=1, layers_pattern=["layers"]),
+        r"weights for 7 layers .*layers\.0\.",
+    ),
+    "names that are none": (setting(target_modules={"a": 1}), "expected a list of n"),
+    "indices that are none": (setting(layers_to_transform=["1"]), "expected indices"),
+    "indices beside a pattern": (
+        setting(target_modules=".*proj", layers_to_transform=[0]),
+        "which peft refuses as well",
+    ),
+    "a pattern of names that is none": (
+        setting(target_modules="("),
+        "which is no pattern",
+    ),
     "the head": (
         moved("model.layers.0.self_attn.q_proj", "lm_head"),
         "targets lm_head, outside of the decoder layers",
@@ -188,8 +221,64 @@ def test_an_adapter_that_lost_layers_is_refused(adapter: Path, base: Path) -> No
     changed(adapter, lose)
     with pytest.raises(ModelLoadError, match=r"no weights for 1 of .*1\.mlp\.up_proj"):
         check(adapter, base)
-    changed(adapter, setting(layers_to_transform=[0]))  # then none is missed
-    assert check(adapter, base).rank == 4
+    # A layer that the settings leave out is not missed, whichever says so.
+    for settings in (
+        {"exclude_modules": r"model\.layers\.1\.mlp\.up_proj"},
+        {"exclude_modules": ["1.mlp.up_proj"]},
+        {"exclude_modules": None, "target_modules": None},
+    ):
+        changed(adapter, setting(**settings))
+        assert check(adapter, base).rank == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"layers_to_transform": [0, 1]},
+        {"exclude_modules": ["k_proj"]},
+        {"target_modules": r".*\.mlp\..*"},
+    ],
+)
+def test_layers_are_missed_whatever_else_the_settings_say(
+    settings: dict[str, object], base: Path, tmp_path: Path
+) -> None:
+    path = save_tiny_adapter(base, tmp_path / "part", ends=("up_proj", "down_proj"))
+    named = {"target_modules": ["up_proj", "down_proj", "gate_proj"], **settings}
+    changed(path, setting(**named))
+    with pytest.raises(ModelLoadError, match=r"no weights for 2 .*0\.mlp\.gate_proj"):
+        check(path, base)
+
+
+def test_layers_of_some_indices_are_enough(base: Path, tmp_path: Path) -> None:
+    path = save_tiny_adapter(base, tmp_path / "upper", layers_to_transform=[1])
+
+    def lose(_settings: object, tensors: dict[str, torch.Tensor]) -> None:
+        for name in [one for one in tensors if ".layers.0." in one]:
+            del tensors[name]
+
+    changed(path, lose)
+    assert check(path, base).notes == ()
+    changed(path, setting(target_modules="All-Linear", layers_to_transform=None))
+    with pytest.raises(ModelLoadError, match=r"no weights for 7 .*layers\.0\."):
+        check(path, base)
+
+
+def test_names_that_would_take_too_long_to_match_are_said_not_to_be_checked(
+    adapter: Path, base: Path
+) -> None:
+    changed(adapter, setting(target_modules=r"(?:.*?(?:self_attn|mlp).*?(?:q|v).*?)+"))
+    (note,) = check(adapter, base).notes
+    assert "target_modules is a pattern that may take too long" in note
+
+
+def test_a_base_of_another_name_is_noted(adapter: Path, base: Path) -> None:
+    for same in ("owner/llama", "/elsewhere/LLAMA", ""):
+        changed(adapter, setting(base_model_name_or_path=same))
+        assert check(adapter, base).notes == ()
+    changed(adapter, setting(base_model_name_or_path="owner/llama2"))
+    (note,) = check(adapter, base).notes
+    assert "trained on 'owner/llama2'" in note
+    assert str(base) in note
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
@@ -243,7 +332,7 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_read(
 ) -> None:
     changed(adapter, setting(r=5))
     monkeypatch.setattr(AdapterFiles, "weights", lambda _files: pytest.fail("read"))
-    with pytest.raises(ModelLoadError, match="another base"):
+    with pytest.raises(ModelLoadError, match="rank 5, and tensor"):
         check(adapter, base)
 
 

@@ -144,6 +144,21 @@ def test_weights_that_overflow_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_adapter_without_bounds_is_blamed_not_the_base(
+    base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = base_of("llama")
+    adapter = save_tiny_adapter(base, tmp_path / "huge", size=1e15)
+    with pytest.raises(ModelLoadError, match=r"not finite with .*/huge: its training"):
+        merged_into(base, adapter, tmp_path / "out")
+    settings = json.loads((adapter / "adapter_config.json").read_bytes())
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "r": 10**15}))
+    with pytest.raises(ModelLoadError, match=r"give .* rank 10{15}, and tensor") as why:
+        merged_into(base, adapter, tmp_path / "out")
+    assert "base" not in str(why.value).replace(str(tmp_path), "").replace("base_m", "")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """A command that runs in this process logs to a stream that ends with it."""
@@ -162,8 +177,13 @@ def test_the_command_says_what_came_of_it(
     done = CliRunner().invoke(build_app(), ["lora", "merge", *wanted, "-o", output])
     assert done.exit_code == 0, done.output
     assert "adapter of rank 4 on q_proj merged into" in done.stdout
+    assert "warning" not in done.stderr
+    file = adapter / "adapter_config.json"
+    settings = json.loads(file.read_bytes()) | {"base_model_name_or_path": "x/other"}
+    file.write_text(json.dumps(settings))
     again = [*wanted, "-o", str(tmp_path / "again"), "--json"]
     done = CliRunner().invoke(build_app(), ["lora", "merge", *again])
+    assert "trained on 'x/other', the base here is" in done.stderr
     assert json.loads(done.stdout)["check"]["weights"] == "float32"
     done = CliRunner().invoke(build_app(), ["lora", "merge", *wanted, "-o", output])
     assert done.exit_code == ModelLoadError.exit_code

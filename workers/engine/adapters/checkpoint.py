@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ class AdapterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of its settings and weights: 64 hexadecimal digits."""
     base: str
     """What it was trained on, as its trainer named it."""
+    notes: tuple[str, ...] = ()
+    """What may be wrong with it and cannot be told from its files."""
 
 
 class AdapterFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +109,19 @@ def adapter_digest(path: Path) -> str:
 
 
 def make_facts(
-    config: AdapterConfig, targets: tuple[Target, ...], *, size: int, digest: str
+    config: AdapterConfig,
+    targets: tuple[Target, ...],
+    *,
+    origin: str,
+    size: int,
+    digest: str,
 ) -> AdapterFacts:
     """Returns the facts of an adapter that was checked.
 
     Args:
         config: Its settings.
         targets: Its layers.
+        origin: Directory of the base that it was checked against.
         size: Bytes of its weights on disk.
         digest: Of its content.
     """
@@ -123,4 +132,32 @@ def make_facts(
         bytes=size,
         digest=digest,
         base=config.base,
+        notes=(*config.selection.notes, *_of_another_base(config.base, origin)),
     )
+
+
+def _of_another_base(named: str, origin: str) -> list[str]:
+    """A warning where a base has another name than the one of the training.
+
+    Shapes alone cannot tell, and names are no proof: paths move, copies are renamed.
+    """
+    own = {Path(origin).name, str(_settings_of(origin).get("_name_or_path") or "")}
+    for part in Path(origin).parts:  # a hub's cache: models--owner--name/snapshots/…
+        if part.startswith("models--"):
+            own.add(part.rpartition("--")[2])
+    names = {Path(one).name.lower() for one in own}
+    if not named or Path(named).name.lower() in names:
+        return []
+    note = (
+        f"its settings say that it was trained on {named!r}, the base here is "
+        f"{origin}; make sure that these are the same weights"
+    )
+    return [note]
+
+
+def _settings_of(origin: str) -> dict[str, object]:
+    try:
+        content = json.loads((Path(origin) / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -18,6 +18,13 @@ import msgspec
 from ....shared.errors import ModelLoadError
 from ....shared.typed import shown
 from .files import CONFIG_FILE
+from .selection import (
+    Selection,
+    is_quick,
+    parse_selection,
+    require_pattern,
+    slow_pattern,
+)
 
 MAX_RANK: Final = 256
 """Largest rank that is taken where nothing else is set."""
@@ -28,6 +35,7 @@ _READ: Final = frozenset(
         "bias",
         "exclude_modules",
         "init_lora_weights",
+        "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
         "peft_type",
@@ -45,7 +53,6 @@ _WITHOUT_EFFECT: Final = frozenset(
         "eva_config",
         "fan_in_fan_out",  # the base's own layout says it
         "inference_mode",
-        "layers_pattern",
         "loftq_config",
         "lora_dropout",
         "lora_ga_config",
@@ -62,11 +69,6 @@ _PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
 """Ways to draw the first weights that leave those of the base alone."""
 
 
-_MOST_REPEATS: Final = 3
-"""Parts of a pattern that may be repeated: with n of them, and names of m characters,
-a pattern that fits nowhere takes about m ** (n + 1) steps."""
-
-
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA's settings."""
 
@@ -76,12 +78,11 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float
     use_rslora: bool
     base: str
-    """What it was trained on, as its trainer named it; a remark, not checked."""
+    """What it was trained on, as its trainer named it; paths move, so a remark."""
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
-    complete: tuple[str, ...]
-    """Ends of module names of which every layer must have weights; empty where the
-    settings leave layers out."""
+    selection: Selection
+    """The layers that it names."""
 
     def rank_of(self, module: str) -> int:
         """Returns the rank of a module by its dotted name in the base model."""
@@ -137,7 +138,7 @@ def parse_config(path: Path, raw: bytes) -> AdapterConfig:
             key: _number(file, f"alpha_pattern[{key}]", value)
             for key, value in _patterns(file, content, "alpha_pattern").items()
         },
-        complete=_complete(content),
+        selection=parse_selection(file, content),
     )
 
 
@@ -175,19 +176,9 @@ def _patterns(
     if not isinstance(patterns, dict):
         raise ModelLoadError(f"{file}: {name} is {shown(patterns)}; expected an object")
     for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError) as error:
-            raise ModelLoadError(
-                f"{file}: {name} has {shown(pattern)}, which is no pattern ({error})"
-            ) from error
-        # A repeated group may take for ever to fit nowhere, and nothing else runs then.
-        repeats = len(re.findall(r"[*+{]", pattern))
-        if repeats > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
-            raise ModelLoadError(
-                f"{file}: {name} has {shown(pattern)}, which may take too long to "
-                "match; name the layers in full"
-            )
+        require_pattern(file, name, pattern)
+        if not is_quick(pattern):
+            raise slow_pattern(file, name, pattern)
     return patterns
 
 
@@ -216,11 +207,3 @@ def _number(file: Path, name: str, value: object) -> float:
         if math.isfinite(number):
             return number
     raise ModelLoadError(f"{file}: {name} is {shown(value)}; expected a finite number")
-
-
-def _complete(content: Mapping[str, object]) -> tuple[str, ...]:
-    targets = content.get("target_modules")
-    partial = content.get("layers_to_transform"), content.get("exclude_modules")
-    if not isinstance(targets, list) or any(one not in (None, []) for one in partial):
-        return ()
-    return tuple(str(target) for target in targets)

@@ -89,13 +89,15 @@ def check_merged(
     weights = _precision(kind, stored)
     runner = _load(base, weights, threads)
     tokens = _tokens(runner)
-    alone = _logits(runner, tokens, None)
-    cache = serve_adapters(runner, max_bytes=free_memory().size, max_rank=1 << 20)
+    alone = _logits(runner, tokens, None, f"of {base}: it is damaged")
+    cache = serve_adapters(runner, max_bytes=free_memory().size, max_rank=None)
     with cache.load(_KEY, adapter, digest):
-        beside = _logits(runner, tokens, _KEY)
+        blame = f"with {adapter}: its training diverged, or its lora_alpha is wrong"
+        beside = _logits(runner, tokens, _KEY, blame)
     del cache, runner
     _let_go()
-    inside = _logits(_load(merged, weights, threads), tokens, None)
+    blame = "of the merged model, unlike those of base plus adapter: serve it unmerged"
+    inside = _logits(_load(merged, weights, threads), tokens, None, blame)
     spread = float((beside - beside.mean(dim=1, keepdim=True)).square().mean().sqrt())
     effect = _distance(beside, alone) / max(spread, 1e-30)
     if tolerance is None:
@@ -146,9 +148,13 @@ def _tokens(runner: TransformersRunner) -> np.ndarray:
 
 
 def _logits(
-    runner: TransformersRunner, tokens: np.ndarray, key: str | None
+    runner: TransformersRunner, tokens: np.ndarray, key: str | None, blame: str
 ) -> torch.Tensor:
-    """Returns the logits of every token, float64 [tokens, vocab_size]."""
+    """Returns the logits of every token, float64 [tokens, vocab_size].
+
+    Raises:
+        ModelLoadError: They are not finite; `blame` completes the message.
+    """
     prompts, length = tokens.shape
     per_prompt = -(-length // _BLOCK)
     slices = tuple(
@@ -170,7 +176,7 @@ def _logits(
     )
     logits = runner.run(batch).double()
     if not bool(torch.isfinite(logits).all()):
-        raise ModelLoadError("the model's logits are not finite; the base is damaged")
+        raise ModelLoadError(f"logits are not finite {blame}")
     return logits
 
 

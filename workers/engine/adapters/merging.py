@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from .checkpoint import AdapterFacts
     from .merge_check import MergeCheck
 
-_ANY_RANK = 1 << 20
-"""A merged adapter costs the same whatever its rank."""
-
 
 def merge_adapter(
     base: Path,
@@ -45,7 +42,7 @@ def merge_adapter(
         ModelLoadError: Something cannot be read or written, the two do not fit, or the
             merged model's logits are not those of base plus adapter. Nothing is left.
     """
-    weights = read_adapter(adapter, base_linears(base), max_rank=_ANY_RANK)
+    weights = read_adapter(adapter, base_linears(base), max_rank=None)
     with fresh_directory(output) as partial:
         rounding = write_merged(base, weights, partial, progress)
         import_transformers()

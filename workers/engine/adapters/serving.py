@@ -22,10 +22,10 @@ class ModelAdapters:
 
     Args:
         model: The loaded model.
-        max_rank: Largest rank allowed.
+        max_rank: Largest rank allowed; None: any.
     """
 
-    def __init__(self, model: AdaptedModel, max_rank: int = MAX_RANK) -> None:
+    def __init__(self, model: AdaptedModel, max_rank: int | None = MAX_RANK) -> None:
         self._model = model
         self._max_rank = max_rank
 
@@ -45,14 +45,14 @@ class ModelAdapters:
 
 
 def serve_adapters(
-    runner: TransformersRunner, *, max_bytes: int, max_rank: int = MAX_RANK
+    runner: TransformersRunner, *, max_bytes: int, max_rank: int | None = MAX_RANK
 ) -> AdapterCache:
     """Lets a runner's steps have adapters; give the cache to the engine, too.
 
     Args:
         runner: A loaded model; changed in place.
         max_bytes: Memory that all adapters together may take.
-        max_rank: Largest rank of an adapter.
+        max_rank: Largest rank of an adapter; None: any.
 
     Returns:
         Where adapters are loaded to, and where engine and runner find them.

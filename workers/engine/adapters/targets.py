@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -131,7 +131,7 @@ def match_targets(
     config: AdapterConfig,
     tensors: Mapping[str, tuple[int, ...]],
     base: BaseLinears,
-    max_rank: int,
+    max_rank: int | None,
 ) -> tuple[Target, ...]:
     """Finds the layer of each pair of tensors.
 
@@ -139,22 +139,25 @@ def match_targets(
         config: The adapter's settings.
         tensors: Shapes of its tensors by name.
         base: Where it is to be applied.
-        max_rank: Largest rank allowed.
+        max_rank: Largest rank allowed; None: any.
 
     Returns:
         Targets in the order of the tensors' names.
 
     Raises:
         ModelLoadError: A tensor is foreign or of another shape, half of a pair is
-            missing, a layer is not the base's, or a rank is too large.
+            missing, a layer is not the base's, the settings name other layers, or a
+            rank is too large.
     """
     halves: dict[str, dict[str, str]] = {}
+    spelled: dict[str, str] = {}
     for tensor in sorted(tensors):
         found = _TENSOR.fullmatch(tensor)
         if found is None:
             raise _foreign(config, tensor, base)
         module = _module(config, found[1], base)
         pair = halves.setdefault(module, {})
+        spelled[module] = found[1]
         if found[2] in pair:
             raise ModelLoadError(
                 f"{config.path}: tensors {pair[found[2]]} and {tensor} are both of "
@@ -163,7 +166,8 @@ def match_targets(
         pair[found[2]] = tensor
     if not halves:
         raise ModelLoadError(f"{config.path} adapts no layer: it has no tensors")
-    _check_complete(config, halves, base)
+    _check_named(config, spelled)
+    _check_complete(config, spelled, base)
     return tuple(
         _target(config, module, pair, tensors, base, max_rank)
         for module, pair in halves.items()
@@ -200,7 +204,7 @@ def _target(
     pair: Mapping[str, str],
     tensors: Mapping[str, tuple[int, ...]],
     base: BaseLinears,
-    max_rank: int,
+    max_rank: int | None,
 ) -> Target:
     if len(pair) < 2:
         missing = "lora_B" if "A" in pair else "lora_A"
@@ -208,12 +212,19 @@ def _target(
             f"{config.path} lacks {missing} of {module}; save the adapter again"
         )
     rank = config.rank_of(module)
-    if rank > max_rank:
+    if max_rank is not None and rank > max_rank:
         raise ModelLoadError(
             f"{config.path}: {module} has rank {shown(rank)}; at most {max_rank} is "
             "served (worker.max_adapter_rank)"
         )
     rows, columns = base.shapes[module]
+    own = _own_rank(tensors, pair, rows, columns)
+    if own not in (None, rank):
+        raise ModelLoadError(
+            f"{config.path}: its settings (r, rank_pattern) give {module} rank "
+            f"{shown(rank)}, and tensor {pair['A']} has rank {own}; bring back the "
+            "adapter_config.json that was saved with these weights"
+        )
     for half, expected in (("A", (rank, columns)), ("B", (rows, rank))):
         shape = tensors[pair[half]]
         if shape != expected:
@@ -231,22 +242,53 @@ def _target(
     )
 
 
+def _own_rank(
+    tensors: Mapping[str, tuple[int, ...]],
+    pair: Mapping[str, str],
+    rows: int,
+    columns: int,
+) -> int | None:
+    """The rank of a pair that fits the base's layer whatever the settings say."""
+    a, b = tensors[pair["A"]], tensors[pair["B"]]
+    fits = len(a) == len(b) == 2 and (b[0], a[1]) == (rows, columns) and a[0] == b[1]
+    return a[0] if fits else None
+
+
+def _check_named(config: AdapterConfig, found: Mapping[str, str]) -> None:
+    """Refuses weights that the settings do not name: peft would leave them out, and
+    nobody can tell which of the two was meant.
+    """
+    beyond = [
+        module for module, name in found.items() if not config.selection.names(name)
+    ]
+    if beyond:
+        raise ModelLoadError(
+            f"{config.path} has weights for {len(beyond)} layers that its settings "
+            f"(target_modules, exclude_modules, layers_to_transform) do not name "
+            f"({', '.join(beyond[:_NAMED_IN_MESSAGE])}); peft would leave them out. "
+            "Name them, or save the adapter again without them"
+        )
+
+
 def _check_complete(
-    config: AdapterConfig, found: Iterable[str], base: BaseLinears
+    config: AdapterConfig, found: Mapping[str, str], base: BaseLinears
 ) -> None:
     """Refuses an adapter of which layers have got lost."""
-    have = set(found)
+    if not config.selection.is_exact:
+        return
+    prefix = f"{base.prefix}."
+    bare = not any(name.startswith(prefix) for name in found.values())
     missing = [
         module
         for module in base.shapes
-        if module not in have
-        and any(f".{module}".endswith(f".{end}") for end in config.complete)
+        if module not in found
+        and config.selection.names(module.removeprefix(prefix) if bare else module)
     ]
     if missing:
-        shown = ", ".join(missing[:_NAMED_IN_MESSAGE])
+        some = ", ".join(missing[:_NAMED_IN_MESSAGE])
         raise ModelLoadError(
             f"{config.path} has no weights for {len(missing)} of the layers that its "
-            f"target_modules name ({shown}); it is damaged, or an adapter of another "
+            f"settings name ({some}); it is damaged, or an adapter of another "
             f"base{_trained_on(config)}"
         )
 

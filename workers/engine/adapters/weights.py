@@ -36,7 +36,7 @@ class AdapterWeights:
 
 
 def read_adapter(
-    path: Path, base: BaseLinears, *, max_rank: int = MAX_RANK
+    path: Path, base: BaseLinears, *, max_rank: int | None = MAX_RANK
 ) -> AdapterWeights:
     """Reads an adapter and checks everything about it.
 
@@ -46,7 +46,7 @@ def read_adapter(
     Args:
         path: The adapter's directory.
         base: The layers that it may change.
-        max_rank: Largest rank allowed.
+        max_rank: Largest rank allowed; None: any.
 
     Raises:
         ModelLoadError: It is damaged, of a kind that is not served, of another base,
@@ -69,7 +69,9 @@ def read_adapter(
         for target in targets
     }
     digest = files.digest(content)
-    facts = make_facts(files.config, targets, size=len(content), digest=digest)
+    facts = make_facts(
+        files.config, targets, origin=base.origin, size=len(content), digest=digest
+    )
     return AdapterWeights(facts, pairs)
 
 
