@@ -11,6 +11,7 @@ import torch
 from ....shared.errors import EngineError, ModelLoadError
 from .calibration.folding import Fold
 from .headers import read_headers, shard_files
+from .mapping import mapped_tensors
 from .matching import TensorMatcher, tied_head
 from .placing import Placed
 
@@ -21,19 +22,17 @@ if TYPE_CHECKING:
     from .cache import Progress
 
 
-def iterate(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) over all shards; a tensor is read when it is yielded."""
-    from safetensors import SafetensorError, safe_open
+def iterate(
+    directory: Path, *, sampled: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, tensor) over all shards; a tensor is read when it is looked at.
 
+    Args:
+        directory: The checkpoint.
+        sampled: A few values of each are wanted: the system reads nothing ahead.
+    """
     for file in shard_files(directory):
-        try:
-            with safe_open(file, framework="pt", device="cpu") as shard:
-                for name in shard.keys():  # noqa: SIM118  (not a mapping)
-                    yield name, shard.get_tensor(name)
-        except SafetensorError as error:
-            raise ModelLoadError(
-                f"{file} is damaged ({error}); fetch the checkpoint again"
-            ) from error
+        yield from mapped_tensors(file, sampled=sampled)
 
 
 class CheckpointReader:

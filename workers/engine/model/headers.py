@@ -24,6 +24,13 @@ NOT_WEIGHTS: Final = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names in old checkpoints of what the code computes by itself."""
 INDEX: Final = "model.safetensors.index.json"
 """Says which file has which tensor."""
+_BYTES: Final = {
+    **FLOAT_BYTES,
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+    "I16": 2,
+    "I32": 4,
+    "I64": 8,
+}
 _OURS: Final = "tokenmill-"
 _METADATA: Final = "__metadata__"
 _NAMED_IN_MESSAGE: Final = 5
@@ -37,6 +44,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     dtype: str
     """As safetensors names it, for example "BF16"."""
+    begin: int = 0
+    """Its first byte in the file."""
 
     @property
     def size(self) -> int:
@@ -166,14 +175,17 @@ def _parse(file: Path) -> dict[str, StoredTensor]:
     entries = {name: entry for name, entry in header.items() if name != _METADATA}
     found: dict[str, StoredTensor] = {}
     for name, entry in entries.items():
-        first, last = entry["data_offsets"]
+        first, last = map(int, entry["data_offsets"])
+        if not 0 <= first <= last:
+            raise ValueError(f"tensor {name} is from byte {first} to {last}")
         if 8 + length + last > size:
             raise ValueError(
                 f"it is cut short in tensor {name}: {size} of {8 + length + last} bytes"
             )
         shape = tuple(map(int, entry["shape"]))
-        tensor = StoredTensor(file, shape, str(entry["dtype"]))
-        expected = tensor.size * FLOAT_BYTES.get(tensor.dtype, 0)
+        begin = 8 + length + first
+        tensor = StoredTensor(file, shape, str(entry["dtype"]), begin)
+        expected = tensor.size * _BYTES.get(tensor.dtype, 0)
         if expected and last - first != expected:
             raise ValueError(
                 f"tensor {name} has {last - first} bytes, its shape {list(shape)} of "

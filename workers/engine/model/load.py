@@ -34,6 +34,7 @@ from .gpu.graph_start import GraphWish, add_graphs
 from .identity import eos_token_ids, weights_version
 from .lean_import import import_transformers
 from .llama_fused import FusedLlamaDecoder, merged_layers
+from .placing import members_of
 from .pooling import PoolWish, make_pool, scratch_blocks, weights_room
 from .quantize import Weights
 from .room_check import check_room
@@ -167,8 +168,9 @@ def _read(
         from ..parallel.shard import check_degree
 
         check_degree(config, wish.shard.size)
-    check_room(path, config, wish, kv, pool)
     fuse = wish.fused and family.llama_pattern and _fusible(wish)
+    groups = merged_layers(config.num_hidden_layers) if fuse else {}
+    check_room(path, config, wish, kv, pool, members_of(groups))
     tuning = choose_tuning(
         path,
         family,
@@ -181,7 +183,6 @@ def _read(
         shard=wish.shard,
     )
     wish = replace(wish, tuning=tuning)
-    groups = merged_layers(config.num_hidden_layers) if fuse else {}
     return read_model(path, family, config, wish, groups, progress or _silent)
 
 

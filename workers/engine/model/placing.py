@@ -36,6 +36,11 @@ MAKERS: Mapping[str, Slot] = {
 """What takes the place of a linear layer, by precision of the weights."""
 
 
+def members_of(groups: Groups) -> frozenset[str]:
+    """Returns the layers that are merged, whose weights are so copied."""
+    return frozenset(name for members in groups.values() for name in members)
+
+
 def is_linear(module: nn.Module) -> bool:
     """Returns whether a module is a linear layer, GPT-2's transposed one included."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"

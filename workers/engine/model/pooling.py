@@ -13,6 +13,8 @@ from .device import Target, place_store
 from .families import family_of, kv_shape
 from .headers import read_headers
 from .lean_import import import_transformers
+from .llama_fused import merged_layers
+from .placing import members_of
 from .sizes import mapped_bytes
 
 if TYPE_CHECKING:
@@ -80,7 +82,10 @@ def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
             sharers = communicator.size if on_host else 1
         elif on_host:
             headers = read_headers(checkpoint.path)
-            reserved = mapped_bytes(headers, checkpoint.wish.weights)
+            layers = checkpoint.config.num_hidden_layers
+            groups = merged_layers(layers) if checkpoint.merged else {}
+            weights = checkpoint.wish.weights
+            reserved = mapped_bytes(headers, weights, members_of(groups))
         num_blocks = pool_blocks(
             shape,
             kind=kv,

@@ -9,8 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ....shared.errors import ModelLoadError
-from .budget import MIB, FreeMemory, free_memory, part_of
+from .budget import (
+    MARGIN_BYTES,
+    MARGIN_FRACTION,
+    MIB,
+    FreeMemory,
+    free_memory,
+    part_of,
+)
 from .families import kv_shape
 from .headers import read_headers
 from .sizes import (
@@ -22,6 +31,8 @@ from .sizes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from transformers import PreTrainedConfig
 
     from ..kv.store import KVKind
@@ -30,12 +41,17 @@ if TYPE_CHECKING:
 
 
 def check_room(
-    path: Path, config: PreTrainedConfig, wish: Wish, kv: KVKind, pool: PoolWish
+    path: Path,
+    config: PreTrainedConfig,
+    wish: Wish,
+    kv: KVKind,
+    pool: PoolWish,
+    copied: Collection[str] = (),
 ) -> None:
     """Compares what a model will take with what is free on this host.
 
-    Float weights in the type of their files are mapped and may be larger than memory,
-    as far as this goes: sizing the pool is what counts them.
+    Float weights in the type of their files are mapped and may be larger than memory
+    where the pool's blocks are given; a pool that is sized leaves room for them.
 
     Args:
         path: The checkpoint.
@@ -43,6 +59,7 @@ def check_room(
         wish: Precision, device and rank.
         kv: Precision of the pool.
         pool: Its blocks, where they are given; else one has to fit.
+        copied: Layers that are merged, so that their weights are no views of the file.
 
     Raises:
         ModelLoadError: It does not fit; the message has the figures, what is short and
@@ -53,28 +70,56 @@ def check_room(
     ranks = 1 if wish.shard is None else wish.shard.size
     headers = read_headers(path)
     counts = count_parameters(headers, config)
-    sizes = {name: weight_bytes(counts, name).total // ranks for name in PRECISIONS}
-    blocks = pool.num_blocks or 1
-    cache = blocks * pool.block_size * kv_shape(config, wish.shard).bytes_per_token(kv)
-    weights = precision_of(wish.weights)
-    # A rank's parts are copies, whatever their type.
-    mapped = 0 if wish.shard else mapped_bytes(headers, weights)
+    block = pool.block_size * kv_shape(config, wish.shard).bytes_per_token(kv)
     free = _free(wish)
-    short = max(0, sizes[weights] - mapped) + cache - free.size
+
+    def need(name: str, count: int) -> _Need:
+        size = weight_bytes(counts, name).total // ranks
+        # A rank's parts are copies, whatever their type.
+        mapped = 0 if wish.shard else mapped_bytes(headers, name, copied)
+        return _needed(size, mapped, count * block, free.size, pool)
+
+    weights, blocks = precision_of(wish.weights), pool.num_blocks or 1
+    chosen = need(weights, blocks)
+    short = chosen.total - free.size
     if short <= 0:
         return
-    fitting = [
-        f"weights='{name}' ({size // MIB} MiB)"
-        for name, size in sizes.items()
-        if size < sizes[weights] and size + cache <= free.size
+    others = ((name, need(name, blocks)) for name in PRECISIONS)
+    ways = [
+        f"weights='{name}' ({other.weights // MIB} MiB)"
+        for name, other in others
+        if other.weights < chosen.weights and other.total <= free.size
     ]
+    if blocks > 1 and need(weights, 1).total <= free.size:
+        ways.append("fewer worker.num_blocks")
+    margin = f", {chosen.margin // MIB} MiB of margin" if chosen.margin else ""
     raise ModelLoadError(
-        f"not enough memory for {path}: {sizes[weights] // MIB} MiB of {weights} "
-        f"weights and {cache // MIB} MiB of KV in {blocks} block{'s' * (blocks > 1)}"
-        f"{f' for each of {ranks} ranks' * (ranks > 1)}, "
+        f"not enough memory for {path}: {chosen.weights // MIB} MiB of {weights} "
+        f"weights{margin} and {chosen.cache // MIB} MiB of KV in {blocks} "
+        f"block{'s' * (blocks > 1)}{f' for each of {ranks} ranks' * (ranks > 1)}, "
         f"{free.size // MIB} MiB are free{' for each' * (ranks > 1)} ({free.source}), "
-        f"{-(-short // MIB)} MiB short; {_cure(fitting, pool)}"
+        f"{-(-short // MIB)} MiB short; {_cure(ways)}"
     )
+
+
+class _Need(msgspec.Struct, frozen=True):
+    """Bytes that a model takes in one precision."""
+
+    weights: int
+    cache: int
+    margin: int
+    """And what is kept apart, where the pool is sized."""
+    total: int
+
+
+def _needed(size: int, mapped: int, cache: int, free: int, pool: PoolWish) -> _Need:
+    """Returns what weights and KV take, by the rules that the pool is sized by."""
+    copies = max(0, size - mapped)
+    if pool.num_blocks is not None:
+        return _Need(size, cache, 0, copies + cache)
+    left = free - copies
+    margin = max(MARGIN_BYTES, int(left * MARGIN_FRACTION)) + pool.apart_mb * MIB
+    return _Need(size, cache, margin, size + cache + margin)
 
 
 def _free(wish: Wish) -> FreeMemory:
@@ -87,10 +132,7 @@ def _free(wish: Wish) -> FreeMemory:
     return part_of(FreeMemory(least, free.source), wish.communicator.size)
 
 
-def _cure(fitting: list[str], pool: PoolWish) -> str:
-    ways = [*fitting]
-    if pool.num_blocks is not None:
-        ways.append("fewer worker.num_blocks")
+def _cure(ways: Sequence[str]) -> str:
     plan = "`tokenmill plan` says what it takes elsewhere"
     if not ways:
         return f"no precision fits here: free memory or take a smaller model; {plan}"

@@ -9,7 +9,7 @@ import msgspec
 from .headers import FLOAT_BYTES, NOT_WEIGHTS, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from transformers import PreTrainedConfig
 
@@ -122,7 +122,11 @@ def weight_bytes(counts: Parameters, precision: str) -> PartBytes:
     return PartBytes(linear, head, 4 * counts.other - 2 * counts.embedding)
 
 
-def mapped_bytes(tensors: Mapping[str, StoredTensor], precision: str) -> int:
+def mapped_bytes(
+    tensors: Mapping[str, StoredTensor],
+    precision: str,
+    copied: Collection[str] = (),
+) -> int:
     """Returns the bytes of weights that stay views of the checkpoint's files.
 
     Their pages count as free memory, which a system may take back; a pool that took
@@ -132,12 +136,13 @@ def mapped_bytes(tensors: Mapping[str, StoredTensor], precision: str) -> int:
         tensors: From `read_headers`.
         precision: Of the weights in memory. Quantized ones are copies, as are floats
             that are stored in another type.
+        copied: Names of layers whose weights are copies all the same.
     """
     kept = _VIEWED.get(precision)
     return sum(
         tensor.size * FLOAT_BYTES[tensor.dtype]
-        for tensor in tensors.values()
-        if tensor.dtype == kept
+        for name, tensor in tensors.items()
+        if tensor.dtype == kept and name.removesuffix(".weight") not in copied
     )
 
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
 
 from ....shared.errors import ModelLoadError
 from ..model.headers import shard_files
+from ..model.mapping import mapped_tensors
 from .shard import Range
-
-
-class _Stored(Protocol):
-    """A tensor in a file, of which parts can be read."""
-
-    def __getitem__(self, part: slice | tuple[slice, slice]) -> torch.Tensor:
-        """Returns a part, perhaps as a view of the mapped file."""
-        ...
 
 
 class TensorCut(msgspec.Struct, frozen=True):
@@ -43,26 +35,22 @@ def iterate_parts(
     Raises:
         ModelLoadError: A file is damaged, or a tensor is smaller than its part.
     """
-    from safetensors import SafetensorError, safe_open
-
     for file in shard_files(directory):
-        try:
-            with safe_open(file, framework="pt", device="cpu") as shard:
-                for name in shard.keys():  # noqa: SIM118  (not a mapping)
-                    if name in wanted:
-                        yield name, _read(shard.get_slice(name), wanted[name])
-        except (SafetensorError, IndexError) as error:
-            raise ModelLoadError(
-                f"{file} is damaged ({error}); fetch the checkpoint again"
-            ) from error
+        for name, tensor in mapped_tensors(file):
+            if name in wanted:
+                yield name, _read(tensor, wanted[name], f"{file}: tensor {name}")
 
 
-def _read(stored: _Stored, cut: TensorCut | None) -> torch.Tensor:
+def _read(stored: torch.Tensor, cut: TensorCut | None, which: str) -> torch.Tensor:
     """Returns a part in memory of its own, which keeps no file mapped."""
     if cut is None:
-        return stored[:].clone()
-    parts = [
-        stored[start:stop] if cut.dim == 0 else stored[:, start:stop]
-        for start, stop in cut.ranges
-    ]
+        return stored.clone()
+    there = stored.shape[cut.dim] if cut.dim < stored.dim() else 0
+    last = max(stop for _, stop in cut.ranges)
+    if last > there:
+        raise ModelLoadError(
+            f"{which} has {there} rows or columns where {last} are wanted; fetch the "
+            "checkpoint again"
+        )
+    parts = [stored.narrow(cut.dim, start, stop - start) for start, stop in cut.ranges]
     return parts[0].clone() if len(parts) == 1 else torch.cat(parts, dim=cut.dim)
