@@ -27,6 +27,7 @@ from .outage import REDIS_ERRORS, Outage, restart_grace_s
 from .reading import LaneReader
 from .reaper import Reaper
 from .refusing import Refuser
+from .route_keeping import keep_route
 from .shown import forget_shard, note_active
 from .tokenizing import TokenizerThread
 from .waiting import WaitingRoom
@@ -74,12 +75,17 @@ class ShardScheduler:
 
     async def run(self) -> None:
         """Runs until cancelled; then gives the lease back."""
-        warming = asyncio.create_task(self._warm())
+        beside = [asyncio.create_task(self._warm())]
+        if self._keys.partition == 0:
+            # Not a part of leading: whoever loses Redis' memory loses the lease as well.
+            keeping = keep_route(self._client, self._keys.model)
+            beside.append(asyncio.create_task(keeping))
         try:
             while True:
                 await self._once()
         finally:
-            warming.cancel()
+            for task in beside:
+                task.cancel()
             forget_shard(self._keys.shard)
             await self._release()
 

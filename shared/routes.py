@@ -41,6 +41,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     with them wait for them."""
     retiring: bool = False
     """Whether the model ends: it takes no new jobs."""
+    since: int = 0
+    """Rises with every switch, by the clock of Redis; whatever has forgotten, the larger
+    is the newer. Below 0 where who served was only written down, the earlier the larger."""
+    restored_ms: int = 0
+    """When it was last written again, after Redis had lost it."""
     changed_ms: int = 0
     """By the clock of Redis."""
 

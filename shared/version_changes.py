@@ -29,7 +29,7 @@ Specs = Mapping[str, VersionSpec]
 class Change(msgspec.Struct, frozen=True):
     """What the script `route_change` is to write."""
 
-    action: Literal["fix", "add", "put", "set", "remove", "route", "forget"]
+    action: Literal["fix", "add", "put", "set", "remove", "route", "restore", "forget"]
     route: Route
     spec: VersionSpec | None = None
     version: str = ""
@@ -45,7 +45,10 @@ def fixed(shares: Mapping[str, float]) -> Decide:
     def decide(route: Route, _: Specs, now_ms: int) -> Change | None:
         if route.shares or route.retiring:
             return None
-        return Change("fix", _shared(route, wanted, now_ms))
+        # A guess: less than all that was ever switched, and than an earlier guess.
+        since = route.since + 1 if route.since else -now_ms
+        made = msgspec.structs.replace(_shared(route, wanted, now_ms), since=since)
+        return Change("fix", made)
 
     return decide
 
@@ -228,28 +231,6 @@ def shadowed(model: str, version: str, percent: float) -> Decide:
     return decide
 
 
-def removed(model: str, version: str) -> Decide:
-    """Decides to forget a version that nothing is sent to."""
-
-    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
-        find(model, specs, version)
-        share = route.shares.get(version, 0) or route.shadow.get(version, 0)
-        if share:
-            raise VersionConflict(
-                f"version {version} of {model} gets {share:g} % of the jobs or of "
-                "their copies; give those to another version first, or end the model "
-                f"with tokenmill models retire {model}"
-            )
-        changed = msgspec.structs.replace(
-            raised_route(route, now_ms),
-            previous={} if version in route.previous else route.previous,
-            weights={n: w for n, w in route.weights.items() if n != version},
-        )
-        return Change("remove", changed, None, version)
-
-    return decide
-
-
 def find(model: str, specs: Specs, version: str) -> VersionSpec:
     """Returns a version that was added.
 
@@ -296,5 +277,8 @@ def raised_route(route: Route, now_ms: int, spec: VersionSpec | None = None) -> 
 
 def _shared(route: Route, shares: Mapping[str, float], now_ms: int) -> Route:
     return msgspec.structs.replace(
-        raised_route(route, now_ms), shares=dict(shares), previous=dict(route.shares)
+        raised_route(route, now_ms),
+        shares=dict(shares),
+        previous=dict(route.shares),
+        since=max(now_ms, route.since + 1),
     )

@@ -1,4 +1,4 @@
-"""The end of a whole model, decided from what there is, as in `version_changes`. Pure.
+"""The end of a version and of a whole model, decided as in `version_changes`. Pure.
 
 A model that retires takes no new jobs. Once it has none left it loses its shares, its
 versions drain and stop, and then all of it is forgotten. Each step may be made again.
@@ -8,8 +8,30 @@ from msgspec.structs import replace
 
 from .errors import VersionConflict
 from .routes import Route
-from .version_changes import Change, Decide, Specs, raised_route
+from .version_changes import Change, Decide, Specs, find, raised_route
 from .version_records import RUNNING
+
+
+def removed(model: str, version: str) -> Decide:
+    """Decides to forget a version that nothing is sent to."""
+
+    def decide(route: Route, specs: Specs, now_ms: int) -> Change:
+        find(model, specs, version)
+        share = route.shares.get(version, 0) or route.shadow.get(version, 0)
+        if share:
+            raise VersionConflict(
+                f"version {version} of {model} gets {share:g} % of the jobs or of "
+                "their copies; give those to another version first, or end the model "
+                f"with tokenmill models retire {model}"
+            )
+        changed = replace(
+            raised_route(route, now_ms),
+            previous={} if version in route.previous else route.previous,
+            weights={n: w for n, w in route.weights.items() if n != version},
+        )
+        return Change("remove", changed, None, version)
+
+    return decide
 
 
 def retiring(route: Route, _: Specs, now_ms: int) -> Change | None:

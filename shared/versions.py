@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, cast
 
 import redis.asyncio
+import structlog
 
 from . import version_changes as changes
 from .config_model import ModelConfig
@@ -23,9 +24,12 @@ from .version_keys import VERSIONED, cards_key, versions_key
 from .version_records import ROUTE, SPEC, decode_route, decode_spec
 from .version_records import VersionSpec as VersionSpec
 from .version_records import VersionState as VersionState
+from .version_restoring import is_lost, restored
+from .version_retiring import removed
 
 _TRIES: Final = 20
 """Times that a change is made again because of another one in between."""
+_log = structlog.get_logger(__name__)
 
 
 class Versions:
@@ -54,8 +58,8 @@ class Versions:
     async def follow(self) -> tuple[Route, dict[str, VersionSpec]]:
         """The same for who looks again and again.
 
-        Specifications may be large, with the health sets in them: they are read again
-        only after a change, each of which changes the route's serial and time.
+        Specifications, with their health sets, may be large: they are read again only
+        after a change. What Redis has lost meanwhile is written again, as last seen.
 
         Raises:
             ProtocolError: What stands in Redis is not ours.
@@ -63,8 +67,22 @@ class Versions:
         with translate():
             raw = await self._redis.hget(versions_key(self._model), ROUTE)  # type: ignore[misc]
         if self._seen is None or raw != self._seen[0]:
-            self._seen = raw, await self.read()
+            found = await self.read()
+            if self._seen is not None and is_lost(self._seen[1][0], found[0]):
+                await self._restore(*self._seen[1])
+                found = await self.read()
+            self._seen = raw, found
         return self._seen[1]
+
+    async def _restore(self, route: Route, specs: Mapping[str, VersionSpec]) -> None:
+        """Others may know what is newer, or be faster: then theirs stays."""
+        adding = (changes.added(self._model, s, replace=False) for s in specs.values())
+        for decide in (restored(route), *adding):
+            try:
+                if (await self.change(decide))[1]:
+                    _log.warning("versions_written_again", model=self._model)
+            except VersionConflict as error:
+                _log.debug("not_written_again", model=self._model, error=str(error))
 
     async def route(self) -> Route | None:
         """Returns who gets the model's jobs; None while every version may serve."""
@@ -223,7 +241,7 @@ class Versions:
             UnknownVersion: There is no such version.
             VersionConflict: It has a share, or traffic is copied to it.
         """
-        return (await self.change(changes.removed(self._model, version)))[0]
+        return (await self.change(removed(self._model, version)))[0]
 
     async def _read(self) -> tuple[Route, dict[str, VersionSpec], int]:
         key = versions_key(self._model)

@@ -82,8 +82,8 @@ class OwnVersion:
         self._health: HealthSet | None = None
         self._report: HealthReport | None = None
         self._weights = ""
-        self._shares: dict[str, float] = {}
-        """Of the route, as last seen."""
+        self._restored_ms = 0
+        """When Redis had last lost the versions, as far as seen."""
         self._log = structlog.get_logger().bind(version=self._version)
 
     async def begin(self) -> None:
@@ -241,12 +241,10 @@ class OwnVersion:
 
     async def _is_over(self, worker: Draining) -> bool:
         route, specs = await self._versions.follow()
-        if route.serial:
-            self._shares = route.shares
-        elif self._shares:
-            # Redis has lost everything: what every worker knows is written again.
-            self._log.warning("route_written_again", shares=self._shares)
-            await self._versions.fix(self._shares)
+        if route.restored_ms != self._restored_ms:
+            # What was written again may say that this worker is not ready yet.
+            await self.ready()
+            self._restored_ms = route.restored_ms
             return False
         spec = specs.get(self._version)
         if spec is None:

@@ -8,11 +8,12 @@
 --      3 tm:models                 hash  model -> JSON ModelCard: follows the shares
 --      4 tm:versioned              set   models with versions
 -- ARGV 1 model, 2 serial that was read (0 without a route), 3 JSON Route to write, its
---      serial one higher, 4 what is changed: fix (who serves a model without shares),
---      add (a version that is not there yet), put (one that may be there), set (one that
---      is there), remove, route (shares, shadow or retiring) or forget (the whole model),
---      5 the version ('' for fix, route and forget), 6 its JSON VersionSpec ('' for those
---      and remove)
+--      serial one higher (of restore: at least), 4 what is changed: fix (who serves a
+--      model without shares), add (a version that is not there yet), put (one that may be
+--      there), set (one that is there), remove, route (shares, shadow or retiring),
+--      restore (a route that was lost, as somebody has seen it) or forget (the whole
+--      model), 5 the version ('' for fix, route, restore and forget), 6 its JSON
+--      VersionSpec ('' for those and remove)
 -- Returns two: status and detail.
 --      done
 --      changed  the serial is another; detail is the serial: read again
@@ -20,6 +21,8 @@
 --include cards
 local model, action, version, spec = ARGV[1], ARGV[4], ARGV[5], ARGV[6]
 local WRITES = { add = true, put = true, set = true }
+-- Changes whose shares may be of versions that nobody has described, or not yet again.
+local UNDESCRIBED = { fix = true, restore = true }
 
 local raw = redis.pcall('HGET', KEYS[1], 'route')
 if type(raw) == 'table' then
@@ -65,7 +68,7 @@ local function wrong_shares()
     local state = state_of(name)
     if state and state ~= 'ready' then
       return string.format('shares: version %s is %s; expected ready', name, state)
-    elseif not state and action ~= 'fix' and not named_before(name) then
+    elseif not state and not UNDESCRIBED[action] and not named_before(name) then
       return 'shares: there is no version ' .. name
     end
   end
@@ -85,7 +88,8 @@ local function alive()
 end
 
 local function wrong()
-  if not new or tonumber(new.serial) ~= serial + 1 then
+  local ahead = new and (tonumber(new.serial) or 0) - serial or 0
+  if ahead < 1 or (ahead > 1 and action ~= 'restore') then
     return 'route: expected a JSON object whose serial is one higher'
   elseif action == 'fix' and #sharing(old) > 0 then
     return 'fix: there are shares already'

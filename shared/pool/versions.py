@@ -82,8 +82,6 @@ class VersionKeeper:
         """Versions whose workers are being stopped."""
         self._again: Counter[Key] = Counter()
         """Times that a version which drains was started again for what it has begun."""
-        self._retiring: set[str] = set()
-        """Models that were seen to retire: gone from Redis, they are not lost."""
         self._said: dict[object, str] = {}
 
     async def stopped(self) -> set[Key]:
@@ -144,15 +142,14 @@ class VersionKeeper:
 
     async def _models(self) -> list[str]:
         members = await self._client.smembers(VERSIONED)  # type: ignore[misc]
-        return sorted({*map(text, members), *self._retiring})
+        # Those of before as well: Redis may have lost them.
+        return sorted({*map(text, members), *self._versions})
 
     async def _tend_all(self, model: str) -> None:
         versions = self._versions.setdefault(model, Versions(self._client, model))
         route, specs = await versions.follow()
-        if route.retiring:
-            self._retiring.add(model)
-        else:
-            self._retiring.discard(model)  # taken back, or forgotten: all of it ends
+        if not route.serial:
+            del self._versions[model]  # forgotten, not lost: all of it ends
         if specs and not route.shares:
             # Before a further version is ready, which is to get no share by that.
             for own in [v for m, v in self._configured if m == model]:

@@ -13,7 +13,8 @@ from tokenmill.shared.metrics.catalog import REQUESTS
 from tokenmill.shared.metrics.jobs import count_end
 from tokenmill.shared.shadow_keys import SHADOW_TENANT
 from tokenmill.shared.version_life import VersionLife
-from tokenmill.shared.versions import Versions, VersionSpec
+from tokenmill.shared.version_retiring import emptied, forgotten, retiring
+from tokenmill.shared.versions import Route, Versions, VersionSpec
 from tokenmill.workers.own_version import OwnVersion
 
 MODEL = KEYS.model
@@ -40,7 +41,7 @@ async def test_who_follows_reads_all_only_after_a_change(
     assert (await versions.follow())[1]["v2"].reason == "it broke"
     assert (await Versions(versions._redis, "other").follow())[1] == {}
     await versions._redis.flushall()
-    assert (await versions.follow())[1] == {}
+    assert (await versions.follow())[1].keys() == first[1].keys()
 
 
 async def test_two_who_go_back_at_once_go_back_once(versions: Versions) -> None:
@@ -173,6 +174,82 @@ async def test_a_route_that_redis_has_lost_is_written_again(
     assert (await versions.read())[0].shares == {"v1": 100}
     assert not await mine._is_over(Idle())  # and what it serves itself
     assert (await versions.specs())["v1"].state == "ready"
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_of_lost_routes_the_newest_that_anybody_has_seen_wins(
+    versions: Versions, empty_redis, newest_first: bool
+) -> None:
+    """Whoever writes first, and whatever is written down meanwhile."""
+    old, new = (Versions(empty_redis, MODEL) for _ in range(2))
+    await versions.switch({"v1": 50, "v2": 50})
+    await old.follow()
+    await versions.switch({"v1": 70, "v2": 30})
+    await new.follow()
+    await empty_redis.flushall()
+    starting = Versions(empty_redis, MODEL)
+    await starting.fix({"v2": 100})  # a guess, from who lives
+    for one in (new, old) if newest_first else (old, new):
+        await one.follow()
+        for _ in range(5):  # serials beyond those of before
+            await starting.set_state("v2", "ready")
+    await old.follow()
+    route, specs = await versions.read()
+    assert route.shares == {"v1": 70, "v2": 30}
+    assert {name: spec.state for name, spec in specs.items()} == {
+        "v1": "ready",
+        "v2": "ready",
+    }
+    await versions.rollback()
+    assert (await new.follow())[0].shares == {"v1": 50, "v2": 50}
+
+
+async def test_an_earlier_route_that_was_written_down_goes_before_a_later_one(
+    empty_redis,
+) -> None:
+    one = Versions(empty_redis, MODEL)
+    await one.fix({"v1": 100})
+    await one.follow()
+    await empty_redis.flushall()
+    await asyncio.sleep(0.002)  # by the clock of Redis
+    await Versions(empty_redis, MODEL).fix({"v1": 50, "v2": 50})
+    assert (await one.follow())[0].shares == {"v1": 100}
+
+
+async def test_a_model_that_was_forgotten_is_not_lost(versions: Versions) -> None:
+    await versions.change(retiring)
+    await versions.follow()
+    await versions.change(emptied(MODEL))
+    for name in ("v1", "v2"):
+        await versions.set_state(name, "stopped")
+    await versions.change(forgotten(MODEL))
+    assert await versions.follow() == (Route(), {})
+
+
+async def test_a_version_that_drains_when_all_is_lost_goes_on_draining(
+    versions: Versions, empty_redis
+) -> None:
+    mine = worker(empty_redis, "v2", "a")
+    await versions.drain("v2")
+    assert await mine._is_over(Idle())
+    await empty_redis.flushall()
+    for _ in range(2):
+        await mine._is_over(Idle())
+    assert (await versions.specs())["v2"].state == "draining"
+
+
+async def test_who_serves_says_so_where_what_was_lost_had_it_loading(
+    versions: Versions, empty_redis
+) -> None:
+    await versions.set_state("v2", "loading")
+    keeper, mine = Versions(empty_redis, MODEL), worker(empty_redis, "v2", "a")
+    await keeper.follow()
+    await empty_redis.flushall()
+    await mine.ready()  # of which nobody knows now
+    await keeper.follow()
+    assert (await versions.specs())["v2"].state == "loading"
+    await mine._is_over(Idle())
+    assert (await versions.specs())["v2"].state == "ready"
 
 
 async def test_a_version_that_jobs_wait_for_is_not_forgotten(

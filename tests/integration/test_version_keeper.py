@@ -17,6 +17,7 @@ from tokenmill.shared.pool.version_crew import VersionCrew
 from tokenmill.shared.pool.versions import TRIES, VersionKeeper
 from tokenmill.shared.scripts import Scripts
 from tokenmill.shared.version_keys import versions_key
+from tokenmill.shared.version_restoring import restored
 from tokenmill.shared.version_retiring import forgotten, retiring
 from tokenmill.shared.versions import Versions, VersionSpec
 
@@ -230,7 +231,7 @@ async def test_workers_of_a_model_that_retired_end_and_those_of_a_lost_one_stay(
     await empty_redis.flushall()
     await host.keeper.look()
     assert host.gone == []
-    await added(versions)
+    assert (await state(versions))[0] == "loading"
     await versions.change(retiring)
     await host.keeper.look()
     await versions.set_state("v2", "stopped")
@@ -238,6 +239,21 @@ async def test_workers_of_a_model_that_retired_end_and_those_of_a_lost_one_stay(
     await host.keeper.look()
     await wait_until(lambda: host.gone == host.hired)
     assert len(host.gone) == 1
+
+
+async def test_a_lost_version_that_nobody_has_described_again_goes_on(
+    host, versions, empty_redis
+) -> None:
+    await versions.fix({"v1": 100})
+    await added(versions, state="ready")
+    await host.keeper.look()
+    seen, _ = await versions.read()
+    await empty_redis.flushall()
+    await versions.change(restored(seen))
+    await added(versions, "v1", "ready")
+    await host.keeper.look()
+    assert host.gone == []
+    assert await state(versions) == ("ready", "")
 
 
 async def test_settings_that_name_a_model_take_it_back(host, versions) -> None:

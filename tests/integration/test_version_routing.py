@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import redis.asyncio
 from support.scheduled_pool import CARD, Pool, new_job, scheduling
-from support.shard_client import delta
+from support.shard_client import KEYS, delta
 from support.waiting import wait_until
 
 from tokenmill.shared.config import Config, SchedulerConfig
 from tokenmill.shared.config_model import ModelConfig
-from tokenmill.shared.keys import MODELS, tokenizer_key
+from tokenmill.shared.keys import MODELS, SHARDS, tokenizer_key
 from tokenmill.shared.messages import JobRequest, Sampling, encode
 from tokenmill.shared.scripts import EmitItem, NewJob, Started
 from tokenmill.shared.tokens import ids_from_bytes
@@ -257,3 +257,30 @@ def tiny_bundle() -> tuple[str, bytes]:
     name, bundle = pack_tokenizer(files)
     load_tokenizer(bundle)  # the first of a process takes seconds
     return name, bundle
+
+
+async def test_a_switch_that_no_worker_has_seen_yet_outlives_what_redis_loses(
+    pool: TwoVersions, empty_redis: "redis.asyncio.Redis", monkeypatch
+) -> None:
+    """The scheduler looks more often than workers do."""
+    await pool.both(v1=50, v2=50)
+    await empty_redis.sadd(SHARDS, KEYS.shard)  # type: ignore[misc]
+    seen = asyncio.Event()
+    follow = Versions.follow
+
+    async def watched(self: Versions) -> object:
+        found = await follow(self)
+        if found[0].shares == {"v1": 70.0, "v2": 30.0}:
+            seen.set()
+        return found
+
+    monkeypatch.setattr(Versions, "follow", watched)
+    await pool.versions.switch({"v1": 70, "v2": 30})
+    await asyncio.wait_for(seen.wait(), 5)
+    await empty_redis.flushall()
+
+    async def back() -> bool:
+        route, specs = await pool.versions.read()
+        return route.shares == {"v1": 70, "v2": 30} and set(specs) == {"v1", "v2"}
+
+    await wait_until(back, what="the newest route again")
