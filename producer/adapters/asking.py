@@ -32,7 +32,12 @@ _POLL_S: Final = 0.05
 
 
 async def verdict_of(
-    session: "Session", model: str, path: str, timeout_s: float = CHECK_S
+    session: "Session",
+    model: str,
+    path: str,
+    timeout_s: float = CHECK_S,
+    *,
+    version: str | None = None,
 ) -> AdapterVerdict:
     """Has a worker read a checkpoint.
 
@@ -41,6 +46,7 @@ async def verdict_of(
         model: Public name of the base model.
         path: Directory of the checkpoint, as workers see it.
         timeout_s: Longest wait.
+        version: Whose workers to ask; None: those that get most of the jobs.
 
     Raises:
         ModelUnavailable: No live worker serves the model.
@@ -53,7 +59,7 @@ async def verdict_of(
     )
     try:
         async with asyncio.timeout(timeout_s):
-            return await _answer(session, model, check_id)
+            return await _answer(session, model, check_id, version)
     except TimeoutError:
         raise ResultTimeout(
             f"no worker of '{model}' has checked the adapter in {timeout_s:g} s; look "
@@ -61,11 +67,13 @@ async def verdict_of(
         ) from None
 
 
-async def _answer(session: "Session", model: str, check_id: str) -> AdapterVerdict:
+async def _answer(
+    session: "Session", model: str, check_id: str, version: str | None
+) -> AdapterVerdict:
     ask_at, turn = 0.0, 0
     while True:
         if time.monotonic() >= ask_at:
-            heard = await _ask(session, model, check_id, turn)
+            heard = await _ask(session, model, check_id, turn, version)
             ask_at = time.monotonic() + _ASK_AGAIN_S * 2**turn
             turn += heard
         (raw,) = await session.read(("GET", verdict_key(check_id)))
@@ -74,12 +82,14 @@ async def _answer(session: "Session", model: str, check_id: str) -> AdapterVerdi
         await asyncio.sleep(_POLL_S)
 
 
-async def _ask(session: "Session", model: str, check_id: str, turn: int) -> bool:
+async def _ask(
+    session: "Session", model: str, check_id: str, turn: int, version: str | None
+) -> bool:
     """Tells one worker that there is something to check, another one each time.
 
     False where nobody has heard it.
     """
-    places = await channels(session, model)
+    places = await channels(session, model, version)
     if not places:
         raise ModelUnavailable(
             f"the model '{model}' has no live worker, and it is a worker that checks "
@@ -97,7 +107,9 @@ async def _ask(session: "Session", model: str, check_id: str, turn: int) -> bool
     return False
 
 
-async def channels(session: "Session", model: str) -> list[str]:
+async def channels(
+    session: "Session", model: str, version: str | None = None
+) -> list[str]:
     """Returns the control channels of the live workers that get most of a model's jobs.
 
     Another version may have other layers, and what it refuses or takes says nothing.
@@ -105,15 +117,17 @@ async def channels(session: "Session", model: str) -> list[str]:
     Args:
         session: The client's connections.
         model: Public name of the base model.
+        version: Those of this one instead.
     """
     pool = await session.patiently(session.view.pool)
     groups = await session.patiently(
         lambda: live_groups(session.redis, model, pool.partitions)
     )
     route = await session.patiently(Versions(session.redis, model).route)
-    if route is not None:
-        serving = max(route.shares, key=lambda version: route.shares[version])
-        groups = [one for one in groups if one.version == serving]
+    if version is None and route is not None:
+        version = max(route.shares, key=lambda name: route.shares[name])
+    if version is not None:
+        groups = [one for one in groups if one.version == version]
     return [
         Keys(model, one.partition).control(one.group)
         for one in groups

@@ -107,7 +107,13 @@ class VersionCalls:
         return await (await self._versions_of(model)).report(version)
 
     async def switch_version(
-        self, model: str, version: str, percent: float = 100.0
+        self,
+        model: str,
+        version: str,
+        percent: float = 100.0,
+        *,
+        force: bool = False,
+        tell: Tell = _silent,
     ) -> dict[str, float]:
         """Gives new jobs to a version from now on.
 
@@ -115,6 +121,8 @@ class VersionCalls:
             model: Public name.
             version: One that is ready.
             percent: Its share; the others keep theirs in proportion.
+            force: Do not ask its workers about the model's adapters.
+            tell: Told of adapters about which nobody has answered.
 
         Returns:
             Version -> percent.
@@ -122,8 +130,15 @@ class VersionCalls:
         Raises:
             InvalidRequest: It is no percentage.
             UnknownVersion: There is no such version.
-            VersionConflict: It is not ready, or a partition has no live group of it.
+            VersionConflict: It is not ready, a partition has no live group of it, or it
+                cannot serve an adapter that is served now.
         """
+        if percent > 0 and not force:
+            from ..adapters.fitting import require_adapters
+
+            unsure = await require_adapters(self._session, model, version)
+            if unsure:
+                tell(f"not checked on {version}, nobody answered: {', '.join(unsure)}")
         return await (await self._versions_of(model)).switch(version, percent)
 
     async def rollback_version(
@@ -226,10 +241,16 @@ class SyncVersionCalls:
         return self._thread.run(self._client.shadow_report(model, version))
 
     def switch_version(
-        self, model: str, version: str, percent: float = 100.0
+        self,
+        model: str,
+        version: str,
+        percent: float = 100.0,
+        *,
+        force: bool = False,
     ) -> dict[str, float]:
         """Gives new jobs to a version; see `Client.switch_version`."""
-        return self._thread.run(self._client.switch_version(model, version, percent))
+        work = self._client.switch_version(model, version, percent, force=force)
+        return self._thread.run(work)
 
     def rollback_version(
         self, model: str, *, wait_s: float = 600.0

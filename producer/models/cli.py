@@ -211,12 +211,18 @@ async def switch(
     percent: Annotated[
         float, typer.Option(help="Its share; the others divide the rest.")
     ] = 100.0,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even if it cannot serve the model's adapters."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Give new jobs to a version from now on, or a part of them."""
     async with _client(url) as mill:
-        shares = await mill.switch_version(model, version, percent)
+        shares = await mill.switch_version(
+            model, version, percent, force=force, tell=print_note
+        )
     _print_shares(model, shares, as_json=as_json)
 
 

@@ -15,20 +15,22 @@ from support.scheduled_pool import KEYS, Pool, scheduling
 from support.waiting import ticks, wait_until
 
 from tokenmill import Client, Prompt, Sampling
-from tokenmill.producer.adapters import asking
+from tokenmill.producer.adapters import asking, fitting
 from tokenmill.shared.adapter_keys import check_key, verdict_key
 from tokenmill.shared.adapters import AdapterCheck, AdapterVerdict
 from tokenmill.shared.adapters_registry import AdapterRegistry
+from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.errors import (
     InvalidRequest,
     JobCancelled,
     JobFailed,
     ModelUnavailable,
     UnknownAdapter,
+    VersionConflict,
 )
 from tokenmill.shared.messages import encode
 from tokenmill.shared.outage import Outage
-from tokenmill.shared.versions import Versions
+from tokenmill.shared.versions import Versions, VersionSpec
 from tokenmill.workers import adapters_start
 from tokenmill.workers.adapters_check import AdapterChecks
 from tokenmill.workers.adapters_echo import echo_adapters
@@ -325,6 +327,41 @@ async def test_a_worker_of_the_version_that_serves_is_asked(
         assert set(found) == {KEYS.control("w-v1"), KEYS.control("w-v2")}
         await Versions(empty_redis, "tiny").fix({"v1": 30.0, "v2": 70.0})
         assert await asking.channels(mill.session, "tiny") == [KEYS.control("w-v2")]
+
+
+async def test_a_switch_that_would_lose_adapters_is_refused_by_name(
+    empty_redis, newest_redis, tmp_path, monkeypatch
+) -> None:
+    paths = [save_plain_adapter(tmp_path / f"r{n}", rank=n) for n in (2, 4)]
+    lost = save_plain_adapter(tmp_path / "lost", rank=4)
+    async with (
+        working(empty_redis, echo_adapters(1 << 20, 16)),
+        Client(newest_redis.url) as mill,
+    ):
+        versions = Versions(empty_redis, MODEL)
+        for name in ("v1", "v2", "v3"):
+            model = ModelConfig(name=MODEL, version=name)
+            await versions.add(VersionSpec(version=name, model=model, state="ready"))
+        await versions.fix({"v1": 100.0})
+        for path in (*paths, lost):
+            await mill.add_adapter(path.name, path, model=MODEL)
+        shutil.rmtree(lost)  # nobody serves it, so no switch takes it away
+        small = echo_adapters(1 << 20, 2)
+        async with working(empty_redis, small, version="v2", weights="other"):
+            with pytest.raises(VersionConflict, match=r"serve 1 .*: r4 \(.*rank 4"):
+                await mill.switch_version(MODEL, "v2", 25)
+            forced = await mill.switch_version(MODEL, "v2", 25, force=True)
+            assert forced == {"v1": 75, "v2": 25}
+            assert await mill.switch_version(MODEL, "v2", 0) == {"v1": 100}
+            await mill.remove_adapter("r4", model=MODEL)
+            assert await mill.switch_version(MODEL, "v2") == {"v2": 100}
+        # The same weights need no question, and silence is no refusal.
+        assert await mill.switch_version(MODEL, "v1") == {"v1": 100}
+        told: list[str] = []
+        monkeypatch.setattr(fitting, "ALL_S", 0.0)
+        async with working(empty_redis, small, version="v3", weights="third"):
+            await mill.switch_version(MODEL, "v3", tell=told.append)
+        assert told == ["not checked on v3, nobody answered: lost, r2"]
 
 
 async def test_a_worker_that_serves_none_says_so(

@@ -5,6 +5,8 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from tokenmill.shared.config import Config, SchedulerConfig, WorkerConfig
 from tokenmill.shared.keys import Keys
 from tokenmill.shared.messages import ModelCard
@@ -30,12 +32,18 @@ CONFIG = Config(
 
 @asynccontextmanager
 async def working(
-    client, adapters: AdapterCache | None, step_ms: float = 0
+    client,
+    adapters: AdapterCache | None,
+    step_ms: float = 0,
+    *,
+    version: str = "v1",
+    weights: str = CARD.weights_version,
 ) -> AsyncIterator[Worker]:
     """A worker with an echo engine for the length of a `with` block."""
     spec = WorkerSpec(
         group=f"w-{secrets.token_hex(8)}",
-        card=CARD,
+        card=msgspec.structs.replace(CARD, weights_version=weights),
+        version=version,
         bundle=None,
         block_size=8,
         batch_tokens=100_000,
