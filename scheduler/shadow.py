@@ -7,6 +7,7 @@ with those of the job that it was made from.
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
@@ -101,12 +102,16 @@ class Shadow:
         self, keys: Keys, route: Route, version: str, events: Sequence[DoneEvent]
     ) -> None:
         room = MOST_WAITING - await self._waiting(keys)
-        taken = events[: max(min(room, self._take_allowance(len(events))), 0)]
+        fitting = events[: max(room, 0)]
+        taken = fitting[: self._take_allowance(len(fitting))]
         made = await self._copier.copy(
             keys, route, version, [event.id for event in taken]
         )
-        skipped = len(events) - len(taken) + made.skipped
-        await self._count(keys, version, {"copied": made.copied, "skipped": skipped})
+        skipped = Counter(made.skipped)
+        skipped["waiting"] += len(events) - len(fitting)
+        skipped["rate"] += len(fitting) - len(taken)
+        counts = {f"skipped:{reason}": number for reason, number in skipped.items()}
+        await self._count(keys, version, {"copied": made.copied, **counts})
 
     async def _waiting(self, keys: Keys) -> int:
         raw = await self._client.hget(keys.load, f"tenant:{SHADOW_TENANT}:jobs")  # type: ignore[misc]

@@ -1,7 +1,8 @@
 """Making copies: from a job that has ended to one for the version that is tried."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from ..shared.script_runner import count_of, text
 from ..shared.script_types import NewJob
 from ..shared.scripts import Scripts
 from ..shared.shadow_keys import SHADOW_TENANT, source_key
+from ..shared.shadow_report import SkipReason
 
 PRIORITY: Final = 100
 """The least urgent there is."""
@@ -35,8 +37,8 @@ class Made(msgspec.Struct, frozen=True):
     """What became of jobs that were to be copied."""
 
     copied: int = 0
-    skipped: int = 0
-    """Not of a version that serves, their input is elsewhere or gone, or no room."""
+    """Those that were copied before are counted in neither."""
+    skipped: Mapping[SkipReason, int] = {}
 
 
 class Copier:
@@ -67,18 +69,23 @@ class Copier:
             pipe.get(keys.output(job_id))
         replies = await pipe.execute(raise_on_error=False) if job_ids else []
         jobs: dict[str, NewJob] = {}
+        skipped: Counter[SkipReason] = Counter()
         for place, job_id in enumerate(job_ids):
             job = _copy_of(
                 job_id, route, version, replies[3 * place : 3 * place + 3], keys
             )
-            if job is not None:
+            if isinstance(job, NewJob):
                 jobs[job_id] = job
-        copied = await self._enqueue(keys, jobs)
-        return Made(copied, len(job_ids) - copied)
+            else:
+                skipped[job] += 1
+        copied, refused = await self._enqueue(keys, jobs)
+        skipped["refused"] += refused
+        return Made(copied, skipped)
 
-    async def _enqueue(self, keys: Keys, jobs: dict[str, NewJob]) -> int:
+    async def _enqueue(self, keys: Keys, jobs: dict[str, NewJob]) -> tuple[int, int]:
+        """Returns how many were enqueued, and how many were refused."""
         if not jobs:
-            return 0
+            return 0, 0
         pipe = self._client.pipeline(transaction=False)
         for source, job in jobs.items():
             # Before the copy can end: its end is compared by this.
@@ -88,34 +95,49 @@ class Copier:
             replies = await Scripts(self._client, keys).enqueue(list(jobs.values()))
         except TokenmillError as error:
             _log.warning("shadow_not_enqueued", shard=keys.shard, error=str(error))
-            return 0
-        return sum(reply.status == "queued" for reply in replies)
+            return 0, len(jobs)
+        known = Counter(reply.status for reply in replies)
+        return known["queued"], len(jobs) - known["queued"] - known["duplicate"]
+
+
+def _not_copied(
+    request: JobRequest, result: JobResult, route: Route, version: str, pinned: str
+) -> SkipReason | None:
+    if pinned:
+        return "pinned"
+    if result.version == version:
+        return "served_it"
+    if result.version not in route.shares:
+        return "no_share"
+    if request.text_ref is not None:
+        return "stored_input"  # which is its tenant's own
+    return "adapter" if request.adapter is not None else None  # of its base alone
 
 
 def _copy_of(
     job_id: str, route: Route, version: str, replies: Sequence[object], keys: Keys
-) -> NewJob | None:
-    """Returns the copy of a job, None where it is not one to be copied."""
+) -> NewJob | SkipReason:
+    """Returns the copy of a job, or why it is not one to be copied."""
     record, payload, output = replies
     if not (
         isinstance(record, list)
         and isinstance(payload, bytes)
         and isinstance(output, bytes)
-        and len(payload) <= MOST_BYTES
     ):
-        return None
+        return "gone"
+    if len(payload) > MOST_BYTES:
+        return "too_large"
     bucket, tokens, max_tokens, seed, pinned = map(text, record)
     try:
         request = msgspec.json.decode(payload, type=JobRequest)
         result = msgspec.json.decode(output, type=JobResult)
     except msgspec.MsgspecError:
         _log.warning("shadow_source_unreadable", job=job_id)
-        return None
-    serves = result.version is not None and result.version in route.shares
-    if pinned or not serves or result.version == version:
-        return None
-    if request.text_ref is not None or request.adapter is not None or not seed:
-        return None  # an input in the store is its tenant's own, an adapter its base's
+        return "unreadable"
+    if not seed:
+        return "gone"  # between its record and its output
+    if (reason := _not_copied(request, result, route, version, pinned)) is not None:
+        return reason
     request = msgspec.structs.replace(request, v=PIN_VERSION, version=version)
     copied = encode(request)
     unique = hashlib.blake2b(f"{version}\0{job_id}".encode(), digest_size=12)

@@ -1,7 +1,7 @@
 """How a version that is tried compares with the one that serves: a small record."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
@@ -11,6 +11,33 @@ from .watch.statistics import percentile
 if TYPE_CHECKING:
     import redis.asyncio
 
+SkipReason = Literal[
+    "waiting",
+    "rate",
+    "served_it",
+    "no_share",
+    "pinned",
+    "adapter",
+    "stored_input",
+    "too_large",
+    "gone",
+    "unreadable",
+    "refused",
+]
+SKIPPED: Final[Mapping[SkipReason, str]] = {
+    "waiting": "enough copies waited",
+    "rate": "too many a second",
+    "served_it": "served by this version itself",
+    "no_share": "served by a version without a share",
+    "pinned": "for one version alone",
+    "adapter": "with an adapter",
+    "stored_input": "with an input in the store",
+    "too_large": "too large a request",
+    "gone": "not kept until it was copied",
+    "unreadable": "written by another release",
+    "refused": "refused by Redis",
+}
+"""Why jobs were not copied, for people; also fields `skipped:<reason>` of counters."""
 MOST_SAMPLES: Final = 1000
 KEEP_S: Final = 30 * 86_400
 
@@ -50,7 +77,9 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     """Copies that did not succeed."""
     skipped: int = 0
-    """Jobs that were not copied: too many copies waited, or the input is not kept."""
+    """Jobs that were not copied."""
+    skipped_by_reason: dict[str, int] = {}
+    """The same by the reasons of `SKIPPED`; only those that there were."""
     last_error: str = ""
     exact: float | None = None
     """Part of the outputs that are the same to the last token."""
@@ -85,13 +114,19 @@ async def read_report(
             samples.append(msgspec.json.decode(one, type=ShadowSample))
         except msgspec.MsgspecError:
             continue  # of another version of ours
+    skipped: dict[str, int] = {
+        reason: number
+        for reason in SKIPPED
+        if (number := count_of(fields.get(f"skipped:{reason}", "")))
+    }
     return ShadowReport(
         model=model,
         version=version,
         copied=count_of(fields.get("copied", "")),
         compared=count_of(fields.get("compared", "")),
         failed=count_of(fields.get("failed", "")),
-        skipped=count_of(fields.get("skipped", "")),
+        skipped=sum(skipped.values()),
+        skipped_by_reason=skipped,
         last_error=fields.get("last_error", ""),
         exact=_mean([float(one.exact) for one in samples]),
         prefix=_mean([one.prefix for one in samples]),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ...shared.shadow_report import ShadowReport, SideLatency
+from ...shared.shadow_report import SKIPPED, ShadowReport, SideLatency
 from ..cli_output import print_note, print_table
 from .info import VersionInfo
 
@@ -89,6 +89,7 @@ def print_report(report: ShadowReport) -> None:
         ("version", f"{report.version} of {report.model}"),
         ("copied", f"{report.copied}, compared {report.compared}"),
         ("not copied", str(report.skipped)),
+        *(("", _why_not(report, reason)) for reason in report.skipped_by_reason),
         ("failed", f"{report.failed} {report.last_error}".rstrip()),
         ("same output", _percent(report.exact)),
         ("common prefix", _percent(report.prefix)),
@@ -99,6 +100,11 @@ def print_report(report: ShadowReport) -> None:
         ("SINCE START", "TTFT P50", "TTFT P95", "TOTAL P50", "TOTAL P95"),
         [_side("serving", report.serving), _side(report.version, report.shadow)],
     )
+
+
+def _why_not(report: ShadowReport, reason: str) -> str:
+    words = {str(name): text for name, text in SKIPPED.items()}
+    return f"{report.skipped_by_reason[reason]} {words.get(reason, reason)}"
 
 
 def _side(name: str, side: SideLatency) -> list[str]:

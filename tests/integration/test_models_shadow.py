@@ -7,18 +7,23 @@ import pytest
 from support.fake_group import FakeGroup, card
 
 from tokenmill import Client, Prompt
+from tokenmill.producer.models.cli_tables import print_report
 from tokenmill.scheduler import shadow as module
 from tokenmill.scheduler.events import DoneEvent, DoneReader
 from tokenmill.scheduler.shadow import Shadow
 from tokenmill.scheduler.shadow_compare import compare, sample_of
+from tokenmill.scheduler.shadow_copy import MOST_BYTES
 from tokenmill.shared.bulk.keys import BELL
 from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.keys import MODELS
 from tokenmill.shared.messages import (
     DEFAULT_MODEL,
+    AdapterRef,
     Choice,
     FinishReason,
+    JobRequest,
     JobResult,
+    Sampling,
     Timings,
     encode,
 )
@@ -82,7 +87,7 @@ async def test_jobs_are_copied_once_as_quiet_bulk_jobs(copying, empty_redis) -> 
     assert made[b"seed"] == source[b"seed"]
     assert b"webhook" not in made
     report = await read_report(empty_redis, MODEL, "v2")
-    assert report.copied == 1
+    assert (report.copied, report.skipped) == (1, 0)
     assert await empty_redis.ttl(shadow_key(MODEL, "v2")) > 0
 
 
@@ -110,6 +115,8 @@ async def test_what_is_no_traffic_of_users_is_not_copied(copying, empty_redis) -
             copying.keys, [DoneEvent(id=mine, state="succeeded", tenant="default")]
         )
     assert await copies(empty_redis, copying) == []
+    report = await read_report(empty_redis, MODEL, "v2")
+    assert (report.skipped, report.skipped_by_reason) == (1, {"served_it": 1})
 
 
 async def test_copies_are_bounded_in_number_and_rate(
@@ -126,7 +133,8 @@ async def test_copies_are_bounded_in_number_and_rate(
             event = DoneEvent(id=name, state="succeeded", tenant="default")
             await shadow.on_done(copying.keys, [event])
     assert len(await copies(empty_redis, copying)) == 3
-    assert (await read_report(empty_redis, MODEL, "v2")).skipped == 5
+    report = await read_report(empty_redis, MODEL, "v2")
+    assert (report.skipped, report.skipped_by_reason) == (5, {"waiting": 5})
     assert shadow._take_allowance(10_000) <= module.BURST
 
 
@@ -188,3 +196,37 @@ async def test_an_end_is_compared_once_and_failures_are_told(
     report = await read_report(empty_redis, MODEL, "v2")
     assert (report.compared, report.failed, report.exact) == (1, 1, 1.0)
     assert "expired" in report.last_error
+
+
+async def test_a_report_says_why_jobs_were_not_copied(
+    copying, empty_redis, monkeypatch, capsys
+) -> None:
+    shadow = Shadow(empty_redis)
+    await shadow.look()
+    keys = copying.keys
+    plain = JobRequest(text="a", sampling=Sampling(max_tokens=3))
+    served = msgspec.structs.replace(result((1,)), version="v1")
+    change = msgspec.structs.replace
+    jobs = {
+        "gone": (plain, None, ""),
+        "pinned": (plain, served, "v1"),
+        "adapter": (change(plain, adapter=AdapterRef("a", "0" * 64)), served, ""),
+        "no_share": (plain, change(served, version="v3"), ""),
+        "too_large": (change(plain, text="a" * MOST_BYTES), served, ""),
+    }
+    for name, (request, ended_as, pin) in jobs.items():
+        await empty_redis.hset(keys.job(name), mapping={"seed": "1", "version": pin})
+        await empty_redis.set(keys.input(name), encode(request))
+        if ended_as is not None:
+            await empty_redis.set(keys.output(name), encode(ended_as))
+    events = [DoneEvent(id=name, state="succeeded", tenant="t") for name in jobs]
+    await shadow.on_done(keys, events)
+    monkeypatch.setattr(shadow, "_allowance", 0.0)
+    monkeypatch.setattr(module, "PER_S", 0.0)
+    await shadow.on_done(keys, events[:1])
+    report = await read_report(empty_redis, MODEL, "v2")
+    assert report.skipped_by_reason == {"rate": 1, **dict.fromkeys(jobs, 1)}
+    print_report(report)
+    printed = capsys.readouterr().out
+    assert "not copied    6\n" in printed
+    assert "              1 too many a second\n" in printed
