@@ -1,4 +1,4 @@
-"""Keeps who gets a model's jobs, should Redis lose it, as soon as anybody has said so."""
+"""Keeps who gets a model's jobs, should Redis lose it soon after it was said."""
 
 import asyncio
 from typing import TYPE_CHECKING, Final

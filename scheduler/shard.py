@@ -77,7 +77,7 @@ class ShardScheduler:
         """Runs until cancelled; then gives the lease back."""
         beside = [asyncio.create_task(self._warm())]
         if self._keys.partition == 0:
-            # Not a part of leading: whoever loses Redis' memory loses the lease as well.
+            # No part of leading: who loses Redis' memory loses the lease as well.
             keeping = keep_route(self._client, self._keys.model)
             beside.append(asyncio.create_task(keeping))
         try:

@@ -42,8 +42,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retiring: bool = False
     """Whether the model ends: it takes no new jobs."""
     since: int = 0
-    """Rises with every switch, by the clock of Redis; whatever has forgotten, the larger
-    is the newer. Below 0 where who served was only written down, the earlier the larger."""
+    """Rises with every switch, by the clock of Redis: the larger is the newer, whatever
+    Redis has lost. Below 0 where who served was only written down: the earlier holds.
+    """
     restored_ms: int = 0
     """When it was last written again, after Redis had lost it."""
     changed_ms: int = 0

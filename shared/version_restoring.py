@@ -1,7 +1,7 @@
-"""Versions that Redis has lost, after `FLUSHALL` or a failover, written down again. Pure.
+"""Versions that Redis has lost, as by `FLUSHALL`, written down again. Pure.
 
-Whoever follows a model keeps what it has seen. The newest shares that any of them has seen
-win, told by `Route.since`: serials begin anew where all is lost, so they tell nothing.
+Whoever follows a model keeps what it has seen. The newest shares that any has seen win,
+told by `Route.since`: serials begin anew where all is lost, so they tell nothing.
 """
 
 from msgspec.structs import replace

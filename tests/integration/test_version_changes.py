@@ -12,7 +12,9 @@ from tokenmill.shared.messages import JobResult
 from tokenmill.shared.metrics.catalog import REQUESTS
 from tokenmill.shared.metrics.jobs import count_end
 from tokenmill.shared.shadow_keys import SHADOW_TENANT
+from tokenmill.shared.version_changes import fixed
 from tokenmill.shared.version_life import VersionLife
+from tokenmill.shared.version_restoring import is_lost, restored
 from tokenmill.shared.version_retiring import emptied, forgotten, retiring
 from tokenmill.shared.versions import Route, Versions, VersionSpec
 from tokenmill.workers.own_version import OwnVersion
@@ -196,24 +198,21 @@ async def test_of_lost_routes_the_newest_that_anybody_has_seen_wins(
     await old.follow()
     route, specs = await versions.read()
     assert route.shares == {"v1": 70, "v2": 30}
-    assert {name: spec.state for name, spec in specs.items()} == {
-        "v1": "ready",
-        "v2": "ready",
-    }
+    assert [specs[name].state for name in ("v1", "v2")] == ["ready", "ready"]
     await versions.rollback()
     assert (await new.follow())[0].shares == {"v1": 50, "v2": 50}
 
 
-async def test_an_earlier_route_that_was_written_down_goes_before_a_later_one(
-    empty_redis,
-) -> None:
-    one = Versions(empty_redis, MODEL)
-    await one.fix({"v1": 100})
-    await one.follow()
-    await empty_redis.flushall()
-    await asyncio.sleep(0.002)  # by the clock of Redis
-    await Versions(empty_redis, MODEL).fix({"v1": 50, "v2": 50})
-    assert (await one.follow())[0].shares == {"v1": 100}
+def test_an_earlier_route_that_was_written_down_goes_before_a_later_one() -> None:
+    first, later = (
+        decided.route
+        for now_ms, shares in ((1000, {"v1": 100}), (2000, {"v1": 50, "v2": 50}))
+        if (decided := fixed(shares)(Route(), {}, now_ms))
+    )
+    assert is_lost(first, later)
+    assert (found := restored(first)(later, {}, 3000)) is not None
+    assert found.route.shares == {"v1": 100}
+    assert restored(later)(first, {}, 3000) is None
 
 
 async def test_a_model_that_was_forgotten_is_not_lost(versions: Versions) -> None:
