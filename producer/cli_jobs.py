@@ -21,7 +21,7 @@ from .cli_output import (
 )
 
 if TYPE_CHECKING:
-    from ..shared.messages import JobResult
+    from ..shared.messages import AdapterRef, JobResult
     from .client import Client
     from .info import JobInfo
 
@@ -87,10 +87,12 @@ async def jobs(
 async def show(job: JobArgument, url: Url = None, as_json: AsJson = False) -> None:
     """Show a job's record and, once it has ended, its result."""
     from ..shared.errors import JobFailed
+    from .standing import adapter_of
 
     async with _client(url) as mill:
         handle = mill.job(job)
         info = await handle.info()
+        adapter = await adapter_of(mill.session, handle.job_id)
         result = None
         if info.state in TERMINAL:
             try:
@@ -98,21 +100,24 @@ async def show(job: JobArgument, url: Url = None, as_json: AsJson = False) -> No
             except JobFailed:
                 result = handle.outcome  # shown below, with its error
     if as_json:
-        print_json({"job": info, "result": result})
+        print_json({"job": info, "adapter": adapter, "result": result})
         return
-    for name, value in _facts(info, result):
+    for name, value in _facts(info, adapter, result):
         print(f"{name:<14}{value}")
     for choice in result.choices if result else ():
         print(f"\n[{choice.index}] {choice.finish_reason}")
         print_text(f"{choice.text}\n")
 
 
-def _facts(info: "JobInfo", result: "JobResult | None") -> list[tuple[str, str]]:
+def _facts(
+    info: "JobInfo", adapter: "AdapterRef | None", result: "JobResult | None"
+) -> list[tuple[str, str]]:
     facts = [
         ("job", info.id),
         ("state", info.state + (", cancelling" if _cancelling(info) else "")),
         ("model", info.model),
         ("version", _version(info, result)),
+        ("adapter", f"{adapter.name} ({adapter.digest[:12]})" if adapter else "-"),
         ("class", info.job_class),
         ("tenant", info.tenant),
         ("priority", str(info.priority)),

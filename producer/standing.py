@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ..shared.errors import ProtocolError, TokenmillError
 from ..shared.keys import JobId
-from ..shared.messages import JobResult
+from ..shared.messages import AdapterRef, JobResult
 from .info import JobInfo
 from .listing import as_text
 from .outcome import decode_result, unending, unknown_job
@@ -50,6 +52,24 @@ async def info_of(session: Session, job: JobId) -> JobInfo:
     if not record:
         raise unknown_job(name)
     return JobInfo.from_record(name, as_text(record))
+
+
+class _Asked(msgspec.Struct):
+    """What is looked for in `in:<id>`, whatever else is there."""
+
+    adapter: AdapterRef | None = None
+
+
+async def adapter_of(session: Session, job: JobId) -> AdapterRef | None:
+    """Returns the adapter that a job asks for; None without one.
+
+    Records do not name it, so the request is read, as long as it is kept.
+    """
+    (raw,) = await session.read(("GET", job.keys.input(str(job))))
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=_Asked).adapter
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # its worker will say what is wrong
 
 
 def settled_by(raw: bytes) -> JobResult | ProtocolError:

@@ -13,8 +13,10 @@ from support.adapter_pool import CONFIG, MODEL, working
 from support.plain_adapters import save_plain_adapter
 from support.scheduled_pool import KEYS, Pool, scheduling
 from support.waiting import ticks, wait_until
+from typer.testing import CliRunner
 
 from tokenmill import Client, Prompt, Sampling
+from tokenmill.__main__ import build_app
 from tokenmill.producer.adapters import asking, fitting
 from tokenmill.shared.adapter_keys import check_key, verdict_key
 from tokenmill.shared.adapters import AdapterCheck, AdapterVerdict
@@ -64,7 +66,7 @@ async def answer(mill: Client, prompt: Prompt) -> str:
 
 
 async def test_an_adapter_is_registered_used_listed_and_removed(
-    mill, held, tmp_path, empty_redis
+    mill, held, tmp_path, newest_redis
 ) -> None:
     path = save_plain_adapter(tmp_path / "tone")
     card = await mill.add_adapter("tone", path, model=MODEL)
@@ -74,6 +76,12 @@ async def test_an_adapter_is_registered_used_listed_and_removed(
     assert result.text == "tone: hello"
     assert result.adapter == card.ref
     assert await answer(mill, asked(adapter=None)) == "hello"
+    for adapter in ("tone", None):
+        job = await mill.submit(asked(adapter=adapter))
+        words = ["show", job.id, "--url", newest_redis.url]  # ended or not
+        shown = await asyncio.to_thread(CliRunner().invoke, build_app(), words)
+        named = f"tone ({card.digest[:12]})" if adapter else "-"
+        assert f"adapter       {named}\n" in shown.output
     by_model = Prompt("hello", model="echo:tone", sampling=Sampling(max_tokens=64))
     assert await answer(mill, by_model) == "tone: hello"
     assert (held.stats().loads, held.stats().leased) == (1, 0)
