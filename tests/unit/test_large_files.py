@@ -17,6 +17,7 @@ from tokenmill.workers.engine.model import room_check
 from tokenmill.workers.engine.model.budget import MIB, FreeMemory
 from tokenmill.workers.engine.model.calibration.fingerprint import weights_fingerprint
 from tokenmill.workers.engine.model.checkpoint import iterate
+from tokenmill.workers.engine.model.inspection import Question, describe
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.mapping import mapped_tensors
 from tokenmill.workers.engine.parallel.reading import TensorCut, iterate_parts
@@ -93,3 +94,22 @@ def test_layers_that_are_merged_count_though_their_files_are_mapped(
     assert "not enough memory" in str(raised.value)
     assert "num_blocks" not in str(raised.value)  # one is the fewest there can be
     load_runner(path, fused=False, **options)  # type: ignore[arg-type]
+
+
+def test_what_is_said_to_fit_has_room_to_be_quantized_and_for_the_margin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_tiny_model("llama", tmp_path)
+    taken = describe(path, Question())["weights_bytes"]
+
+    def told(size: int, **options: object) -> str:
+        found = FreeMemory(size, "host")
+        monkeypatch.setattr(room_check, "free_memory", lambda *_: found)
+        with pytest.raises(ModelLoadError) as raised:
+            load_runner(path, weights="bfloat16", device="cpu", threads=1, **options)  # type: ignore[arg-type]
+        return str(raised.value)
+
+    # It fits once it is quantized, and not while it is.
+    assert "no precision fits" in told(taken["int8"] + 4096, num_blocks=1)
+    # It fits, and not with the margin that the pool keeps.
+    assert "no precision fits" in told(taken["int8"] + 500 * MIB)

@@ -7,7 +7,7 @@ no such check: layers that do not fit it stay in host memory, or its allocator r
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from ..kv.store import KVKind
     from .assembly import Wish
     from .pooling import PoolWish
+
+_QUANTIZING: Final = 16
+"""Bytes for a value of the largest tensor while it is quantized: two that are merged,
+as floats of 32 bits, beside the floats that they were put together from."""
 
 
 def check_room(
@@ -84,11 +88,13 @@ def check_room(
     short = chosen.total - free.size
     if short <= 0:
         return
+    working = _QUANTIZING * max(one.size for one in headers.values()) // ranks
     others = ((name, need(name, blocks)) for name in PRECISIONS)
     ways = [
         f"weights='{name}' ({other.weights // MIB} MiB)"
         for name, other in others
-        if other.weights < chosen.weights and other.total <= free.size
+        if other.weights < chosen.weights
+        and max(other.total, other.weights + working) <= free.size
     ]
     if blocks > 1 and need(weights, 1).total <= free.size:
         ways.append("fewer worker.num_blocks")
