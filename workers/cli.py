@@ -1,5 +1,6 @@
 """Commands of the worker: work, inspect, fetch."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -86,6 +87,8 @@ async def work(
     from ..shared.config_load import load_config
     from ..shared.connection import find_pool
     from ..shared.logging import configure
+    from ..shared.pool.placement import check_asked
+    from ..shared.pool.plan import SUPERVISED_VARIABLE
     from .progress import lines
     from .service import WorkOptions, serve
     from .share import within_share
@@ -94,6 +97,8 @@ async def work(
     settings = _with_worker(settings, threads=threads, device=device, serves=serves)
     chosen = _choose(settings, model, name, weights=weights, kv=kv, tp=tp)
     configure(settings.log, "worker")
+    if SUPERVISED_VARIABLE not in os.environ:  # else who supervises has looked
+        check_asked(settings, os.environ)
     where = find_pool(url or settings.redis.url)
     if version is not None:
         from .version_choice import model_of_version

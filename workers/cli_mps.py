@@ -104,9 +104,12 @@ def _device_set(
 def status(config: _Config = None, as_json: _Json = False) -> None:
     """Say where MPS is used on this host, by whom, and where not and why."""
     from ..shared.config_load import load_config
+    from ..shared.logging import configure
     from .mps_health import state_of
 
-    state = state_of(load_config(config).config)
+    settings = load_config(config).config
+    configure(settings.log, "mps")
+    state = state_of(settings)
     if as_json:
         print(msgspec.json.encode(state).decode())
         return

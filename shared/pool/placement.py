@@ -12,7 +12,9 @@ from ..connection import state_dir
 from ..cuda_devices import EXCLUSIVE, Device, chosen, devices_here
 from ..errors import ConfigError
 from ..mps import (
+    DEFAULT_PIPES,
     EXPECTED,
+    PIPES,
     DeviceSet,
     client_environment,
     directories,
@@ -51,11 +53,25 @@ class Placement:
         if any(slot.devices for slot in self._slots):
             self._find_devices()
             self._find_sets()
+        elif self._slots:
+            check_asked(config, self._environ)
+            self._check_listed()
         self._cores: dict[str, list[tuple[int, ...]]] = {}
         """Model -> the cores of each of its replicas."""
         cores = core_slices(self._slots, available_cores())
         for slot, own in zip(self._slots, cores, strict=True):
             self._cores.setdefault(config.models[slot.index].name, []).append(own)
+
+    def _check_listed(self) -> None:
+        """Without listed devices MPS is had only from a daemon that is there."""
+        there = Path(self._environ.get(PIPES) or DEFAULT_PIPES) / "control"
+        if self._config.mps.mode != "on" or len(self._slots) < 2 or there.exists():
+            return
+        raise ConfigError(
+            "mps.mode",
+            "value 'on', and no model lists devices, so nobody knows which are shared; "
+            "list them, as devices = [0], or set it to auto",
+        )
 
     def _find_devices(self) -> None:
         """Every number of the settings must be a device of this host."""
@@ -130,6 +146,31 @@ class Placement:
                 told[EXPECTED] = self._config.mps.mode
                 return told
         return told | plain_environment(own)
+
+
+def check_asked(config: Config, environ: Mapping[str, str]) -> None:
+    """Refuses `mps.mode = "on"` for processes that have no CUDA device.
+
+    Args:
+        config: Settings in force.
+        environ: The process's environment.
+
+    Raises:
+        ConfigError: It is on, and there is none.
+    """
+    if config.mps.mode != "on":
+        return
+    if config.worker.device == "cpu":
+        reason = "worker.device is cpu"
+    elif not devices_here(environ):
+        reason = "no NVIDIA device is here, or its driver is not loaded"
+    else:
+        return
+    raise ConfigError(
+        "mps.mode",
+        f"value 'on', and {reason}: MPS is for processes that share a CUDA device; set "
+        "it to auto, which goes without",
+    )
 
 
 def _check_turns(one: DeviceSet, reason: str) -> None:

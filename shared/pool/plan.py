@@ -152,6 +152,21 @@ def plan_workers(
     ]
 
 
+def check_plan(options: PoolOptions, config: Config) -> None:
+    """Refuses a pool that cannot be, before anything of it is started.
+
+    Args:
+        options: What was asked for.
+        config: Settings in force.
+
+    Raises:
+        ConfigError: As `plan_children`.
+    """
+    if options.with_workers:
+        Placement(config)
+        _check_partitions(config)
+
+
 def _check_partitions(config: Config) -> None:
     partitions = config.pool.partitions
     for index, model in enumerate(config.models):

@@ -20,7 +20,7 @@ from .embedded import EmbeddedRedis
 from .lines import line, passed_on, process_line
 from .lock import StateLock
 from .output import Output
-from .plan import GATEWAY, PoolOptions, plan_children
+from .plan import GATEWAY, PoolOptions, check_plan, plan_children
 from .processes import Child, ChildState, Supervisor
 from .published import publish_card
 from .reserved_port import settled_port
@@ -77,7 +77,11 @@ class Pool:
 
         Returns:
             0 after a signal, else the exit code of the child that failed for good.
+
+        Raises:
+            ConfigError: Its workers cannot be placed on this host.
         """
+        check_plan(self._options, self._config)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,7 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import structlog
 from support.mps_stand_in import UUIDS, install
 
 from tokenmill.shared.config import Config, ModelConfig, MpsConfig, WorkerConfig
@@ -15,8 +17,16 @@ from tokenmill.shared.errors import ConfigError
 from tokenmill.shared.mps import why_not
 from tokenmill.shared.pool import placement
 from tokenmill.shared.pool.placement import Placement
-from tokenmill.shared.pool.plan import PoolOptions, plan_children, plan_workers
-from tokenmill.workers.mps_health import findings
+from tokenmill.shared.pool.plan import (
+    SUPERVISED_VARIABLE,
+    PoolOptions,
+    plan_children,
+    plan_workers,
+)
+from tokenmill.shared.pool.up import Pool
+from tokenmill.workers.cli import work
+from tokenmill.workers.cli_mps import status
+from tokenmill.workers.mps_health import MpsState, findings
 
 HALF = ModelConfig(name="a", devices=(0,), share=0.5)
 
@@ -212,6 +222,75 @@ def test_asked_for_and_not_to_be_had_ends_the_start(mps_place) -> None:
         Placement(both(mps_place, mode="on"))
     (found,) = findings(both(mps_place, mode="on"))
     assert found.severity == "error"
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_asked_for_without_a_cuda_device_ends_the_start(
+    mps_place, monkeypatch, device
+) -> None:
+    monkeypatch.setattr(placement, "devices_here", lambda _: ())
+    config = msgspec.structs.replace(
+        pool(mps_place, ModelConfig(name="a", replicas=2), mode="on"),
+        worker=WorkerConfig(device=device),
+    )
+    with pytest.raises(ConfigError, match=r"mps.mode.*'on', and .* set it to auto"):
+        Placement(config)
+    (found,) = findings(config)
+    assert found.severity == "error"
+
+
+def test_asked_for_needs_the_devices_that_are_shared_or_a_daemon(mps_place) -> None:
+    config = pool(mps_place, ModelConfig(name="a", replicas=2), mode="on")
+    with pytest.raises(ConfigError, match=r"no model lists devices"):
+        Placement(config, {"CUDA_MPS_PIPE_DIRECTORY": str(mps_place / "none")})
+    (mps_place / "control").touch()
+    Placement(config, {"CUDA_MPS_PIPE_DIRECTORY": str(mps_place)})
+    Placement(pool(mps_place, ModelConfig(name="a", devices=(0,)), mode="on"))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [ModelConfig(name="a", devices=(77,)), ModelConfig(name="a", replicas=2)],
+)
+async def test_what_cannot_be_placed_is_refused_before_anything_starts(
+    mps_place, model
+) -> None:
+    config = pool(mps_place / "state", model, mode="on")
+    with pytest.raises(ConfigError):
+        await Pool(PoolOptions(), config, None).run()
+    assert not (mps_place / "state").exists()
+
+
+async def test_a_worker_by_itself_is_refused_before_redis_is_looked_for(
+    mps_place, monkeypatch
+) -> None:
+    settings = mps_place / "settings.toml"
+    settings.write_text('[mps]\nmode = "on"\n[worker]\ndevice = "cpu"\n')
+    monkeypatch.delenv(SUPERVISED_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=r"mps.mode.*worker.device is cpu"):
+        await work(url="redis://127.0.0.1:1", config=settings)
+
+
+def test_status_keeps_debug_lines_from_the_terminal(
+    mps_place, monkeypatch, capsys
+) -> None:
+    settings = mps_place / "settings.toml"
+    settings.write_text("")
+
+    def state(_: Config) -> MpsState:
+        structlog.get_logger("t").debug("mps_silent")
+        return MpsState(why="nothing is shared")
+
+    monkeypatch.setattr("tokenmill.workers.mps_health.state_of", state)
+    kept = structlog.get_config()
+    structlog.reset_defaults()
+    try:
+        status(config=settings)
+    finally:
+        structlog.configure(**kept)
+    shown = capsys.readouterr()
+    assert shown.out == "off: nothing is shared\n"
+    assert shown.err == ""
 
 
 def test_doctor_says_why_mps_is_off(mps_place) -> None:
