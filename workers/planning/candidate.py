@@ -278,3 +278,8 @@ def gib(size: float) -> str:
     """Returns bytes as GiB for people."""
     value = size / 1024**3
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def per_second(rate: float) -> str:
+    """Returns requests a second for people: three digits, and 1,000 as such."""
+    return f"{rate:.3g}" if rate < 999.5 else f"{rate:,.0f}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from .ask import Ask
-from .candidate import Choice, Refused, gib
+from .candidate import Choice, Refused, gib, per_second
 
 _COLLECTIVE_PART: Final = 0.3
 """Of a step spent on collectives, above which fewer of them are worth a pipeline."""
@@ -102,7 +102,8 @@ def _engines(
     is_short = ask.rate is not None and best < ask.rate
     if card.capability is not None and card.capability >= _FP8:
         why = (
-            f"these cards sustain {best:.3g} requests/s of the {ask.rate:.3g} asked"
+            f"these cards sustain {per_second(best)} requests/s of the "
+            f"{per_second(ask.rate)} asked"
             if is_short and ask.rate is not None
             else "where the highest rate of one model is all that counts"
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from ..engine.model.advice import WEIGHTS_LOSS
 from .ask import Ask, check_request
-from .candidate import Choice, Refused, evaluate
+from .candidate import Choice, Refused, evaluate, per_second
 from .elsewhere import notes, warnings_for
 from .reasons import reasons_for, why_none
 from .shortage import not_enough_memory
@@ -184,17 +184,17 @@ def _reduced(ask: Ask, choice: Choice) -> Choice:
 
 def _beaten(ask: Ask, one: Choice, chosen: Choice | None) -> Refused:
     """Says why a way that would do was not chosen."""
-    rate = f"{one.rate:.3g} requests/s on {one.cards} {ask.fleet.card.name}"
+    rate = f"{per_second(one.rate)} requests/s on {one.cards} {ask.fleet.card.name}"
     if ask.rate is not None and one.rate < ask.rate:
-        reason = f"sustains {rate}, {ask.rate:.3g} are asked"
+        reason = f"sustains {rate}, {per_second(ask.rate)} are asked"
     elif chosen is None:
         reason = f"sustains {rate}"
     elif one.loss_percent > chosen.loss_percent:
         reason = f"loses more quality (up to {one.loss_percent:.2g} %); {rate}"
     elif one.loss_percent < chosen.loss_percent:
-        reason = f"{rate}, the advised way {chosen.rate:.3g}"
+        reason = f"{rate}, the advised way {per_second(chosen.rate)}"
     else:
-        reason = f"{rate}, tp {chosen.tp} has {chosen.rate:.3g}"
+        reason = f"{rate}, tp {chosen.tp} has {per_second(chosen.rate)}"
     return Refused(weights=one.weights, kv=one.kv, tp=one.tp, reason=reason)
 
 

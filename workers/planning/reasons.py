@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from .ask import Ask
-from .candidate import Choice, Refused, gib
+from .candidate import Choice, Refused, gib, per_second
 
 
 def reasons_for(
@@ -70,8 +70,8 @@ def _degree(
     if lower:
         best = max(lower, key=lambda one: one.rate)
         return (
-            f"tp {chosen.tp}: {chosen.rate:.3g} requests/s, tp {best.tp} keeps the "
-            f"target at {best.rate:.3g}"
+            f"tp {chosen.tp}: {per_second(chosen.rate)} requests/s, tp {best.tp} keeps "
+            f"the target at {per_second(best.rate)}"
         )
     below = [
         one
@@ -88,11 +88,12 @@ def _replicas(ask: Ask, chosen: Choice) -> str:
     plural = "s" if chosen.replicas > 1 else ""
     text = f"{chosen.replicas} replica{plural} on {chosen.cards} {card}"
     if ask.rate is None:
-        text += f": about {chosen.rate:.3g} requests/s{_within(ask)}"
+        text += f": about {per_second(chosen.rate)} requests/s{_within(ask)}"
     else:
         p99 = "" if chosen.p99_ms is None else f", P99 about {chosen.p99_ms:.0f} ms"
         text += (
-            f": {ask.rate:.3g} requests/s are asked{p99}, {chosen.rate:.3g} possible"
+            f": {per_second(ask.rate)} requests/s are asked{p99}, "
+            f"{per_second(chosen.rate)} possible"
         )
     return f"{text}; {left} {card} stay free" if left else text
 
@@ -122,8 +123,9 @@ def why_none(
             return (f"no rate keeps the target on {ask.fleet.count} {card}",)
         needed = math.ceil(ask.rate / best.rate * best.replicas) * best.tp
         text = (
-            f"{ask.rate:.3g} requests/s are asked; {ask.fleet.count} {card} sustain "
-            f"{best.rate:.3g} (weights {best.weights}, tp {best.tp}): about {needed} "
+            f"{per_second(ask.rate)} requests/s are asked; {ask.fleet.count} {card} "
+            f"sustain {per_second(best.rate)} (weights {best.weights}, tp {best.tp}): "
+            f"about {needed} "
             "such cards would do, or a longer target"
         )
         return (text,)

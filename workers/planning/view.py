@@ -13,7 +13,7 @@ from rich.text import Text
 from ..engine.model.sizes import Parameters
 from ..tables import pairs, table
 from .ask import Ask
-from .candidate import Choice, Refused, gib
+from .candidate import Choice, Refused, gib, per_second
 from .memory import MemoryTable
 from .plan import Plan
 
@@ -81,7 +81,7 @@ def _asked(ask: Ask, counts: Parameters) -> Iterator[tuple[str, str]]:
     )
     yield "devices", devices
     target = "no target" if ask.slo_ms is None else f"P99 within {ask.slo_ms:.0f} ms"
-    rate = "" if ask.rate is None else f", {ask.rate:.3g} requests/s"
+    rate = "" if ask.rate is None else f", {per_second(ask.rate)} requests/s"
     request = ask.request
     yield (
         "requests",
@@ -122,7 +122,7 @@ def _speed(ask: Ask, chosen: Choice) -> Iterator[tuple[str, str]]:
     yield "request alone", f"{chosen.alone_ms:.0f} ms"
     yield "request, all slots taken", f"{chosen.full_ms:.0f} ms"
     within = "within the target" if ask.slo_ms else "with waits as long as the work"
-    yield "rate", f"{chosen.rate:.3g} requests/s {within}"
+    yield "rate", f"{per_second(chosen.rate)} requests/s {within}"
     if chosen.p99_ms is not None:
         yield "P99 at the asked rate", f"{chosen.p99_ms:.0f} ms"
 
