@@ -31,7 +31,7 @@ from .sizes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from transformers import PreTrainedConfig
 
@@ -66,8 +66,7 @@ def check_room(
         copied: Layers that are merged, so that their weights are no views of the file.
 
     Raises:
-        ModelLoadError: It does not fit; the message has the figures, what is short and
-            the precisions that would fit.
+        ModelLoadError: It does not fit; says what is short and what would fit.
     """
     if wish.target.device.type != "cpu":
         return
@@ -88,24 +87,34 @@ def check_room(
     short = chosen.total - free.size
     if short <= 0:
         return
-    working = _QUANTIZING * max(one.size for one in headers.values()) // ranks
+    largest = max(one.size for one in headers.values()) // ranks
+    ways = _fitting(need, weights, blocks, free.size, _QUANTIZING * largest)
+    raise ModelLoadError(
+        f"not enough memory for {path}: {chosen.told(weights, blocks, ranks)}, "
+        f"{free.size // MIB} MiB are free{' for each' * (ranks > 1)} ({free.source}), "
+        f"{-(-short // MIB)} MiB short; {_cure(ways)}"
+    )
+
+
+def _fitting(
+    need: Callable[[str, int], _Need],
+    weights: str,
+    blocks: int,
+    free: int,
+    working: int,
+) -> list[str]:
+    """Returns what would fit instead, as a person would set it."""
+    chosen = need(weights, blocks)
     others = ((name, need(name, blocks)) for name in PRECISIONS)
     ways = [
         f"weights='{name}' ({other.weights // MIB} MiB)"
         for name, other in others
         if other.weights < chosen.weights
-        and max(other.total, other.weights + working) <= free.size
+        and max(other.total, other.weights + working) <= free
     ]
-    if blocks > 1 and need(weights, 1).total <= free.size:
+    if blocks > 1 and need(weights, 1).total <= free:
         ways.append("fewer worker.num_blocks")
-    margin = f", {chosen.margin // MIB} MiB of margin" if chosen.margin else ""
-    raise ModelLoadError(
-        f"not enough memory for {path}: {chosen.weights // MIB} MiB of {weights} "
-        f"weights{margin} and {chosen.cache // MIB} MiB of KV in {blocks} "
-        f"block{'s' * (blocks > 1)}{f' for each of {ranks} ranks' * (ranks > 1)}, "
-        f"{free.size // MIB} MiB are free{' for each' * (ranks > 1)} ({free.source}), "
-        f"{-(-short // MIB)} MiB short; {_cure(ways)}"
-    )
+    return ways
 
 
 class _Need(msgspec.Struct, frozen=True):
@@ -116,6 +125,15 @@ class _Need(msgspec.Struct, frozen=True):
     margin: int
     """And what is kept apart, where the pool is sized."""
     total: int
+
+    def told(self, precision: str, blocks: int, ranks: int) -> str:
+        """Returns what it is made of, for people."""
+        margin = f", {self.margin // MIB} MiB of margin" if self.margin else ""
+        return (
+            f"{self.weights // MIB} MiB of {precision} weights{margin} and "
+            f"{self.cache // MIB} MiB of KV in {blocks} block{'s' * (blocks > 1)}"
+            f"{f' for each of {ranks} ranks' * (ranks > 1)}"
+        )
 
 
 def _needed(size: int, mapped: int, cache: int, free: int, pool: PoolWish) -> _Need:
