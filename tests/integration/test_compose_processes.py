@@ -148,7 +148,7 @@ def test_an_adapter_is_registered_and_used_by_its_roles(whole, tmp_path):
     path = save_plain_adapter(tmp_path / "tone")
     with SyncClient(whole.url("scheduler")) as keeper:
         keeper.add_adapter("tone", path, model=MODEL)
-        keeper.add_adapter("tone", path, model=MODEL, tenant="me", replace=True)
+        keeper.add_adapter("tone", path, model=MODEL, replace=True)
     listed = json.loads(call(whole, "/v1/models"))["data"]
     assert [one["id"] for one in listed] == [MODEL, f"{MODEL}:tone"]
     body = {"model": f"{MODEL}:tone", "prompt": "to and fro", "max_tokens": 16}
