@@ -263,8 +263,11 @@ def test_the_skip_link_leads_past_the_navigation(
     visit: Visit, gateway: RunningGateway
 ) -> None:
     page = visit(gateway.base, "/dashboard/jobs")
+    expect(page.get_by_label("State")).to_be_visible()
     page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("#main$"))
     page.keyboard.press("Tab")
     expect(page.get_by_label("State")).to_be_focused()
 
