@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ..shared.cli_support import handle_errors
+from .cli_options import AsJson, Url, client_of
 from .cli_output import clock, duration, print_json, print_note, print_table
 
 if TYPE_CHECKING:
-    from .client import Client
     from .dead_letter import DeadLetter, Requeued
 
 _HEADER: Final = ("ID", "REASON", "CLASS", "TENANT", "AGE", "REQUEUED AS", "ERROR")
@@ -21,8 +21,6 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Letters = Annotated[
     list[str] | None, typer.Argument(metavar="ID…", help="Ids as `list` shows them.")
 ]
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter of the pool.")]
 
 
@@ -38,16 +36,10 @@ def register_dead(app: typer.Typer) -> None:
     app.add_typer(dead, name="dead")
 
 
-def _client(url: str | None) -> "Client":
-    from .client import Client
-
-    return Client(url)
-
-
 @handle_errors
 async def list_letters(url: Url = None, as_json: AsJson = False) -> None:
     """List the dead letters of all models, newest first."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         found = await mill.dead_letters()
     if as_json:
         for letter in found:
@@ -80,7 +72,7 @@ async def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter: how the job failed, how often, and what became of it."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         (found,) = await mill.dead_letters([letter])
     if as_json:
         print_json(found)
@@ -123,7 +115,7 @@ async def requeue(
 ) -> None:
     """Run dead jobs again as new jobs; one that was requeued before names its job."""
     ids = _chosen(letters, every)
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         made = await mill.requeue(ids, when_full="wait" if wait else "raise")
     for one in made:
         if as_json:
@@ -160,7 +152,7 @@ async def purge(
     """Remove dead letters; their records go when those of other jobs would have."""
     age_ms = None if older_than is None else _age_ms(older_than)
     ids = _chosen(letters, every or age_ms is not None)
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         removed = await mill.purge(ids, older_than_ms=age_ms)
     if as_json:
         print_json({"purged": removed})

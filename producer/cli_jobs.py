@@ -8,6 +8,7 @@ import typer
 from ..shared.cli_support import handle_errors
 from ..shared.lifecycle import TERMINAL, State
 from .cli_following import print_stream
+from .cli_options import AsJson, Url, client_of
 from .cli_output import (
     JOB_HEADER,
     JOB_SPARE,
@@ -22,12 +23,9 @@ from .cli_output import (
 
 if TYPE_CHECKING:
     from ..shared.messages import AdapterRef, JobResult
-    from .client import Client
     from .info import JobInfo
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id.")]
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 def register_job_commands(app: typer.Typer) -> None:
@@ -36,12 +34,6 @@ def register_job_commands(app: typer.Typer) -> None:
     app.command("jobs")(jobs)
     app.command("show")(show)
     app.command("cancel")(cancel)
-
-
-def _client(url: str | None) -> "Client":
-    from .client import Client
-
-    return Client(url)
 
 
 @handle_errors
@@ -54,7 +46,7 @@ async def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print a job's output: what there is so far, then as it comes."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         await print_stream(mill.job(job), from_offset, 1, as_json=as_json)
 
 
@@ -68,7 +60,7 @@ async def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs of the pool."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         found = await mill.jobs(limit, state)
     if as_json:
         for info in found:
@@ -89,7 +81,7 @@ async def show(job: JobArgument, url: Url = None, as_json: AsJson = False) -> No
     from ..shared.errors import JobFailed
     from .standing import adapter_of
 
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         handle = mill.job(job)
         info = await handle.info()
         adapter = await adapter_of(mill.session, handle.job_id)
@@ -164,7 +156,7 @@ def _cancelling(info: "JobInfo") -> bool:
 @handle_errors
 async def cancel(job: JobArgument, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel a job that waits or runs."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         answer = await mill.job(job).cancel()
     if as_json:
         print_json({"id": job, "state": answer})

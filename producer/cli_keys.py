@@ -6,14 +6,12 @@ import typer
 
 from ..shared.api_keys import Scope
 from ..shared.cli_support import handle_errors
+from .cli_options import AsJson, Url, client_of
 from .cli_output import clock, print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from ..shared.api_keys import KeyRecord, KeyStore
     from .client import Client
-
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 def register_keys(app: typer.Typer) -> None:
@@ -27,12 +25,6 @@ def register_keys(app: typer.Typer) -> None:
     keys.command("list")(list_keys)
     keys.command("revoke")(revoke)
     app.add_typer(keys, name="keys")
-
-
-def _client(url: str | None) -> "Client":
-    from .client import Client
-
-    return Client(url)
 
 
 def _store(mill: "Client") -> "KeyStore":
@@ -55,7 +47,7 @@ async def create(
     from ..shared.redis import translate
 
     scopes = scope or [Scope.INFERENCE, Scope.BATCH, Scope.READ]
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         with translate():
             secret, record = await _store(mill).create(tenant, scopes, name)
     if as_json:
@@ -77,7 +69,7 @@ async def list_keys(
     """List the keys, the oldest first."""
     from ..shared.redis import translate
 
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         with translate():
             records = await _store(mill).records()
     shown = [one for one in records if all_keys or one.revoked_ms is None]
@@ -108,7 +100,7 @@ async def revoke(
     """End a key; gateways know it within seconds."""
     from ..shared.redis import translate
 
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         with translate():
             record = await _store(mill).revoke(key)
     if as_json:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ..shared.cli_support import handle_errors
+from .cli_options import AsJson, Url
 from .cli_output import duration, print_json, print_note, print_table
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ _SPARE: Final = ("ERROR", "TYPE", "TARGET", "NEXT", "AGE", "ATTEMPTS", "STATUS")
 _STATES: Final = ("pending", "delivered", "given_up")
 _MOST_AGAIN: Final = 10_000
 
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Tenant = Annotated[str | None, typer.Option(help="Only those of one tenant.")]
 
 

@@ -8,17 +8,15 @@ import typer
 
 from ...shared.cli_lora import lora_group
 from ...shared.cli_support import handle_errors
+from ..cli_options import AsJson, Url, client_of
 from ..cli_output import clock, print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from ...shared.adapters import AdapterCard
-    from ..client import Client
 
 Model = Annotated[
     str | None, typer.Option(help="The base. Default: the only model of the pool.")
 ]
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 _MIB = 1024 * 1024
 
 
@@ -32,12 +30,6 @@ def register_lora(app: typer.Typer) -> None:
     group.command("add")(add)
     group.command("list")(list_adapters)
     group.command("remove")(remove)
-
-
-def _client(url: str | None) -> "Client":
-    from ..client import Client
-
-    return Client(url)
 
 
 @handle_errors
@@ -58,7 +50,7 @@ async def add(
     as_json: AsJson = False,
 ) -> None:
     """Register a LoRA adapter, once a worker of its model has read it."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         card = await mill.add_adapter(
             name, path, model=model, tenant=tenant, replace=replace
         )
@@ -84,7 +76,7 @@ async def list_adapters(
     as_json: AsJson = False,
 ) -> None:
     """List the adapters that are registered."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         cards = await mill.adapters(model, tenant=tenant)
     if as_json:
         for card in cards:
@@ -114,7 +106,7 @@ async def remove(
     as_json: AsJson = False,
 ) -> None:
     """Take an adapter's name away; what runs with it goes on, what waits fails."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         card = await mill.remove_adapter(name, model=model)
     if as_json:
         print_json(_shown(card))

@@ -7,13 +7,13 @@ import typer
 
 from ...shared.cli_support import handle_errors
 from ...shared.errors import UnknownRun
+from ..cli_options import Url, client_of
 from ..cli_output import clock, duration, print_json, print_note, print_table
 from .cli_report import told
-from .cli_work import AsJson, Patience, Quiet, Url, reach_of
+from .cli_work import AsJson, Patience, Quiet, reach_of
 
 if TYPE_CHECKING:
     from ...shared.bulk.messages import RunView
-    from ..client import Client
 
 DRIVER_GONE_MS: Final = 15_000
 """A driver that was not heard of for so long has left or died."""
@@ -29,12 +29,6 @@ Named = Annotated[
 ]
 
 
-def _client(url: str | None) -> "Client":
-    from ..client import Client
-
-    return Client(url)
-
-
 @handle_errors
 async def status(named: Named, url: Url = None, as_json: AsJson = False) -> None:
     """Show how far a run has come."""
@@ -42,7 +36,7 @@ async def status(named: Named, url: Url = None, as_json: AsJson = False) -> None
     from .finding import run_named
 
     run = run_named(named)
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         store = RunStore(mill.session.redis, run)
         view = await mill.session.patiently(store.view)
     if as_json:
@@ -110,7 +104,7 @@ async def list_runs(
     """List the newest runs of the pool, newest first."""
     from ...shared.bulk import store
 
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         redis = mill.session.redis
         found = await mill.session.patiently(
             lambda: store.list_runs(redis, limit=limit)
@@ -148,7 +142,7 @@ async def cancel(named: Named, url: Url = None, as_json: AsJson = False) -> None
     from .finding import run_named
 
     run = run_named(named)
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         store = RunStore(mill.session.redis, run)
         state = await mill.session.patiently(store.cancel)
     if as_json:
@@ -187,7 +181,7 @@ async def _output_of(named: str, url: str | None) -> str:
 
     if Place(Path(named)).index.exists() or not RUN_ID.fullmatch(named):
         return named
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         store = RunStore(mill.session.redis, named)
         label = (await mill.session.patiently(store.view)).spec.output_label
     if not label or not Place(Path(label)).index.exists():

@@ -9,6 +9,7 @@ import typer
 from ...shared.cli_support import handle_errors
 from ...shared.messages import DEFAULT_MODEL, DEFAULT_TENANT
 from ..cli_input import check_seconds
+from ..cli_options import Url
 from .cli_report import told
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ Patience = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
 AsJson = Annotated[
     bool,
     typer.Option(

@@ -7,17 +7,15 @@ import msgspec
 import typer
 
 from ...shared.cli_support import handle_errors
+from ..cli_options import AsJson, Url, client_of
 from ..cli_output import print_json, print_note, print_table
 from .cli_tables import print_report, print_versions, shares_line
 
 if TYPE_CHECKING:
     from ...shared.config_model import ModelConfig
-    from ..client import Client
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="Public name.")]
 Version = Annotated[str, typer.Argument(help="Name of the version.")]
-Url = Annotated[str | None, typer.Option(help="The pool's Redis; default: find it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 WaitS = Annotated[
     float, typer.Option("--timeout", min=0, help="Longest wait in seconds.")
 ]
@@ -38,12 +36,6 @@ def register_models(app: typer.Typer) -> None:
     app.add_typer(group, name="models")
 
 
-def _client(url: str | None) -> "Client":
-    from ..client import Client
-
-    return Client(url)
-
-
 @handle_errors
 async def models(
     context: typer.Context, url: Url = None, as_json: AsJson = False
@@ -51,7 +43,7 @@ async def models(
     """List the models of the pool and how many workers serve each."""
     if context.invoked_subcommand is not None:
         return
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         found = await mill.models()
     if as_json:
         for info in found:
@@ -79,7 +71,7 @@ async def list_versions(
     as_json: AsJson = False,
 ) -> None:
     """List versions: state, share, workers, weights, health, copies."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         found = await mill.model_versions(model)
     if as_json:
         for info in found:
@@ -122,7 +114,7 @@ async def add(
         "replicas": replicas,
         "devices": devices or None,
     }
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         info = await mill.add_version(_config(model, version, options), checks)
     if as_json:
         print_json(info)
@@ -161,7 +153,7 @@ async def load(
     as_json: AsJson = False,
 ) -> None:
     """Load a version beside the others; it gets no jobs until a switch."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         info = await mill.load_version(
             model, version, wait_s=None if no_wait else wait_s, tell=print_note
         )
@@ -190,7 +182,7 @@ async def shadow(
 
     if percent is None and not report:
         raise InvalidRequest("--percent", "is missing; expected it, or --report")
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         if percent is None:
             found = await mill.shadow_report(model, version)
         else:
@@ -219,7 +211,7 @@ async def switch(
     as_json: AsJson = False,
 ) -> None:
     """Give new jobs to a version from now on, or a part of them."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         shares = await mill.switch_version(
             model, version, percent, force=force, tell=print_note
         )
@@ -231,7 +223,7 @@ async def rollback(
     model: Name, wait_s: WaitS = 600.0, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Give new jobs to whom they went before the last switch."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         shares = await mill.rollback_version(model, wait_s=wait_s, tell=print_note)
     _print_shares(model, shares, as_json=as_json)
 
@@ -253,7 +245,7 @@ async def drain(
     as_json: AsJson = False,
 ) -> None:
     """End a version without a share: what it runs ends there, its workers stop."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         info = await mill.drain_version(
             model, version, wait_s=None if no_wait else wait_s, tell=print_note
         )
@@ -268,7 +260,7 @@ async def remove(
     model: Name, version: Version, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Forget a version that is stopped; its name is free again."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         await mill.remove_version(model, version)
     if as_json:
         print_json({"model": model, "version": version, "removed": True})
@@ -281,7 +273,7 @@ async def retire(
     model: Name, wait_s: WaitS = 600.0, url: Url = None, as_json: AsJson = False
 ) -> None:
     """End a model that the settings do not name: jobs, workers, versions; forget it."""
-    async with _client(url) as mill:
+    async with client_of(url) as mill:
         await mill.retire_model(model, wait_s=wait_s, tell=print_note)
     if as_json:
         print_json({"model": model, "retired": True})
