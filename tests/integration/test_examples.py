@@ -247,11 +247,12 @@ def test_a_load_test_of_a_pool_that_runs(pool, tmp_path):
 def test_locust_drives_a_gateway(pool, tmp_path):
     if importlib.util.find_spec("locust") is None:  # importing it patches sockets
         pytest.skip("locust is not installed: extra [bench]")
-    stem = tmp_path / "users"
+    stem, users = tmp_path / "users", 4
     done = subprocess.run(
         [
             *(sys.executable, "-m", "locust", "-f", str(ROOT / "bench/locustfile.py")),
-            *("--headless", "-u", "4", "-r", "4", "-t", "4s", "-H", pool.gateway),
+            *("--headless", "-u", str(users), "-r", str(users), "-t", "4s"),
+            *("-H", pool.gateway),
             *("--csv", str(stem), "--exit-code-on-error", "1"),
         ],
         env={
@@ -271,6 +272,7 @@ def test_locust_drives_a_gateway(pool, tmp_path):
     counts = {tuple(row.split(",")[:2]): int(row.split(",")[2]) for row in rows}
     streamed = counts["POST", "/v1/completions (stream)"]
     assert streamed >= 2
-    assert counts["TTFT", "/v1/completions"] == streamed
+    # The end of the run may cut each user's stream after its first text.
+    assert streamed <= counts["TTFT", "/v1/completions"] <= streamed + users
     failed = {row.split(",")[3] for row in rows}
     assert failed == {"0"}, rows
