@@ -1,45 +1,27 @@
 """Every error tokenmill raises, as one tree.
 
     TokenmillError
-    ├── ConfigError               a setting is unknown, unparsable or out of range
-    ├── InvalidRequest            a field of a prompt is wrong; never retried
-    │   ├── PromptTooLong         prompt + max_tokens exceed what the model can hold
-    │   ├── PayloadTooLarge       the encoded request exceeds the byte limit
-    │   ├── InputUnreadable       an input by reference is missing, damaged or elsewhere
-    │   ├── ControlTokensInText   user text spells one of the model's control tokens
-    │   ├── UnknownAdapter        the model has no such adapter, or not for this tenant
-    │   └── InvalidBatch          some prompts of a batch are wrong; none was enqueued
-    ├── IdempotencyConflict       same key, different payload
-    ├── QueueFull                 backpressure; carries limit and retry_after_s
-    ├── DeadlineUnreachable       refused at submit: it could not be done in time
-    ├── ModelUnavailable          no live worker serves the model
-    ├── UnknownJob                no record of that job id (or it has expired)
-    ├── UnknownRun                no record of that bulk run (or it has expired)
-    ├── UnknownVersion            the model has no version of that name
-    ├── VersionConflict           the state of versions or route does not allow it
-    ├── JobFailed                 the job ended as failed; carries code and message
-    │   ├── JobCancelled
-    │   └── JobExpired
-    ├── ResultTimeout             the caller's time-out passed; the job goes on
-    ├── ProtocolError             bytes from Redis that are not our wire format
-    │   └── NewerSchema           a record of the next version: it waits for a reader
-    ├── StorageUnavailable        the store of large inputs does not answer or refuses
-    ├── BulkItemsFailed           a bulk command came to its end, and some items failed
-    ├── BulkRunConflict           an output belongs to other options, or is in use
-    ├── BulkOutputFailed          an output file cannot be written
-    ├── BulkRunCancelled          someone cancelled the run of a bulk command
-    ├── IllegalTransition         an event that the job's state does not allow
-    ├── RedisUnavailable          no connection within the time-out
-    ├── RedisUnsuitable           server too old, evicting, read-only, wrong password
-    ├── ModelLoadError            a model cannot be found, read or is unsupported
-    │   └── HealthFailed          a version did not pass its health set
-    ├── VersionFailed             a version that was to be loaded cannot be
-    ├── MpsUnavailable            CUDA's MPS daemon does not start or does not answer
-    └── EngineError               a request failed inside the engine
-        ├── AdapterUnavailable    an adapter is not loaded, or has no room just now
-        ├── KVPoolExhausted       a single request needs more KV blocks than exist
-        ├── NonFiniteLogits       the model produced NaN or infinity for one request
-        └── GroupLost             a rank of a split model is dead or hangs
+    ├── ConfigError
+    ├── InvalidRequest                              one request is wrong; not retried
+    │   ├── PromptTooLong, PayloadTooLarge, InputUnreadable
+    │   ├── ControlTokensInText, UnknownAdapter
+    │   └── InvalidBatch
+    ├── IdempotencyConflict, QueueFull, DeadlineUnreachable, ModelUnavailable
+    ├── UnknownJob, UnknownRun, UnknownVersion      no record, or it has expired
+    ├── VersionConflict, VersionFailed
+    ├── JobFailed                                   it ended without success
+    │   └── JobCancelled, JobExpired
+    ├── ResultTimeout
+    ├── ProtocolError                               not our wire format
+    │   └── NewerSchema
+    ├── BulkItemsFailed, BulkRunConflict, BulkOutputFailed, BulkRunCancelled
+    ├── IllegalTransition, LeaseLost                these never leave a process
+    ├── RedisUnavailable, RedisUnsuitable, StorageUnavailable, MpsUnavailable
+    ├── ModelLoadError
+    │   └── HealthFailed
+    └── EngineError                                 one request failed in the engine
+        ├── AdapterUnavailable, KVPoolExhausted, NonFiniteLogits
+        └── GroupLost                               a rank is dead: all restart
 
 A message says what was wrong, what was expected and what to do. `exit_code` is the
 command line's exit status for that kind; `code` is the name on the wire.
@@ -61,8 +43,14 @@ class TokenmillError(Exception):
     """Position in a call for many -> why that job was not enqueued; the others were,
     unless the whole call broke off."""
 
+    def __init_subclass__(cls, code: str = "", exit_code: int = 0) -> None:
+        """Takes `code` and `exit_code` of a kind; those not given are its parent's."""
+        super().__init_subclass__()
+        cls.code = code or cls.code
+        cls.exit_code = exit_code or cls.exit_code
 
-class ConfigError(TokenmillError):
+
+class ConfigError(TokenmillError, code="invalid_config", exit_code=2):
     """A configuration key is unknown, unparsable or out of range.
 
     Args:
@@ -70,9 +58,6 @@ class ConfigError(TokenmillError):
         problem: What was found, what was expected, and what to do.
         origin: Where the value came from (a file's path or a variable's name).
     """
-
-    code = "invalid_config"
-    exit_code = 2
 
     def __init__(self, key: str, problem: str, origin: str | None = None) -> None:
         self.key = key
@@ -82,7 +67,7 @@ class ConfigError(TokenmillError):
         super().__init__(f"configuration key '{key}'{where}: {problem}")
 
 
-class InvalidRequest(TokenmillError):
+class InvalidRequest(TokenmillError, code="invalid_request", exit_code=4):
     """One field of a request is wrong. The job fails alone and is never retried.
 
     Args:
@@ -90,53 +75,39 @@ class InvalidRequest(TokenmillError):
         problem: What was found, what the limit is, and what to do.
     """
 
-    code = "invalid_request"
-    exit_code = 4
-
     def __init__(self, field: str, problem: str) -> None:
         self.field = field
         self.problem = problem
         super().__init__(f"{field}: {problem}")
 
 
-class PromptTooLong(InvalidRequest):
+class PromptTooLong(InvalidRequest, code="prompt_too_long"):
     """The prompt, with its output, does not fit the model's context or KV pool."""
 
-    code = "prompt_too_long"
 
-
-class PayloadTooLarge(InvalidRequest):
+class PayloadTooLarge(InvalidRequest, code="payload_too_large"):
     """The encoded request is larger than the pool accepts."""
 
-    code = "payload_too_large"
 
-
-class InputUnreadable(InvalidRequest):
+class InputUnreadable(InvalidRequest, code="input_unreadable"):
     """An input by reference is missing, damaged, too large, or not the job's own."""
 
-    code = "input_unreadable"
 
-
-class ControlTokensInText(InvalidRequest):
+class ControlTokensInText(InvalidRequest, code="control_tokens_in_text"):
     """User text spells a control token of the model and the caller did not allow it."""
 
-    code = "control_tokens_in_text"
 
-
-class UnknownAdapter(InvalidRequest):
+class UnknownAdapter(InvalidRequest, code="unknown_adapter"):
     """The model has no adapter of that name, or none that the tenant may use."""
 
-    code = "unknown_adapter"
 
-
-class InvalidBatch(InvalidRequest):
+class InvalidBatch(InvalidRequest, code="invalid_batch"):
     """Some prompts of a batch are wrong; nothing of the batch was enqueued.
 
     Args:
         errors: Position in the batch -> what is wrong there.
     """
 
-    code = "invalid_batch"
     num_shown: ClassVar[int] = 20
     """Errors that the message spells out; all of them are in `errors`."""
 
@@ -151,14 +122,11 @@ class InvalidBatch(InvalidRequest):
         )
 
 
-class IdempotencyConflict(TokenmillError):
+class IdempotencyConflict(TokenmillError, code="idempotency_conflict", exit_code=5):
     """The idempotency key was used before with a different payload."""
 
-    code = "idempotency_conflict"
-    exit_code = 5
 
-
-class QueueFull(TokenmillError):
+class QueueFull(TokenmillError, code="queue_full", exit_code=6):
     """A limit of the queue or of the tenant is reached; nothing was recorded.
 
     Args:
@@ -167,25 +135,19 @@ class QueueFull(TokenmillError):
         limit: Its name in the settings, as `max_waiting_jobs`.
     """
 
-    code = "queue_full"
-    exit_code = 6
-
     def __init__(self, message: str, retry_after_s: float, limit: str = "") -> None:
         self.retry_after_s = retry_after_s
         self.limit = limit
         super().__init__(f"{message}; retry after {retry_after_s:.1f} s")
 
 
-class DeadlineUnreachable(TokenmillError):
+class DeadlineUnreachable(TokenmillError, code="deadline_unreachable", exit_code=17):
     """The job asked to be refused when late, and it would be; nothing was recorded.
 
     Args:
         needed_s: Seconds until it would be done, at the measured rate.
         deadline_s: Seconds that it was given.
     """
-
-    code = "deadline_unreachable"
-    exit_code = 17
 
     def __init__(self, needed_s: float, deadline_s: float) -> None:
         self.needed_s = needed_s
@@ -197,7 +159,7 @@ class DeadlineUnreachable(TokenmillError):
         )
 
 
-class ModelUnavailable(TokenmillError):
+class ModelUnavailable(TokenmillError, code="model_unavailable", exit_code=7):
     """No live worker serves the model, and the caller chose not to wait for one.
 
     Args:
@@ -206,44 +168,29 @@ class ModelUnavailable(TokenmillError):
         is_known: Whether the pool is to serve the model or ever did.
     """
 
-    code = "model_unavailable"
-    exit_code = 7
-
     def __init__(self, message: str, cure: str = "", *, is_known: bool = True) -> None:
         self.problem = message
         self.is_known = is_known
         super().__init__(f"{message}. {cure}" if cure else message)
 
 
-class UnknownJob(TokenmillError):
+class UnknownJob(TokenmillError, code="unknown_job", exit_code=8):
     """There is no record of this job: the id is wrong or its retention has passed."""
 
-    code = "unknown_job"
-    exit_code = 8
 
-
-class UnknownRun(TokenmillError):
+class UnknownRun(TokenmillError, code="unknown_run", exit_code=8):
     """There is no record of this bulk run: it was never begun, or it has expired."""
 
-    code = "unknown_run"
-    exit_code = 8
 
-
-class UnknownVersion(TokenmillError):
+class UnknownVersion(TokenmillError, code="unknown_version", exit_code=8):
     """The model has no version of that name."""
 
-    code = "unknown_version"
-    exit_code = 8
 
-
-class VersionConflict(TokenmillError):
+class VersionConflict(TokenmillError, code="version_conflict", exit_code=19):
     """A version's name is in use, or its state or share does not allow the change."""
 
-    code = "version_conflict"
-    exit_code = 19
 
-
-class JobFailed(TokenmillError):
+class JobFailed(TokenmillError, code="job_failed", exit_code=9):
     """The job reached a terminal state other than success.
 
     Args:
@@ -252,9 +199,6 @@ class JobFailed(TokenmillError):
         message: The recorded message.
         field: The field of the request at fault, if one is.
     """
-
-    code = "job_failed"
-    exit_code = 9
 
     def __init__(
         self, job_id: str, error_code: str, message: str, field: str | None = None
@@ -266,35 +210,23 @@ class JobFailed(TokenmillError):
         super().__init__(f"job {job_id} {self.code}: [{error_code}] {message}")
 
 
-class JobCancelled(JobFailed):
+class JobCancelled(JobFailed, code="job_cancelled", exit_code=10):
     """The job was cancelled before it finished."""
 
-    code = "job_cancelled"
-    exit_code = 10
 
-
-class JobExpired(JobFailed):
+class JobExpired(JobFailed, code="job_expired", exit_code=11):
     """The job's deadline passed before it finished."""
 
-    code = "job_expired"
-    exit_code = 11
 
-
-class ResultTimeout(TokenmillError, TimeoutError):
+class ResultTimeout(TokenmillError, TimeoutError, code="result_timeout", exit_code=12):
     """The caller's time-out passed while the job was still going; it goes on."""
 
-    code = "result_timeout"
-    exit_code = 12
 
-
-class ProtocolError(TokenmillError):
+class ProtocolError(TokenmillError, code="protocol_error", exit_code=13):
     """Something read from Redis is not in our wire format, or of another version."""
 
-    code = "protocol_error"
-    exit_code = 13
 
-
-class NewerSchema(ProtocolError):
+class NewerSchema(ProtocolError, code="newer_schema"):
     """A record of the next schema version: whoever reads that version will take it.
 
     Args:
@@ -302,8 +234,6 @@ class NewerSchema(ProtocolError):
         version: Its version.
         readable: The newest that this process reads.
     """
-
-    code = "newer_schema"
 
     def __init__(self, what: str, version: int, readable: int) -> None:
         self.version = version
@@ -313,118 +243,76 @@ class NewerSchema(ProtocolError):
         )
 
 
-class StorageUnavailable(TokenmillError):
+class StorageUnavailable(TokenmillError, code="storage_unavailable", exit_code=16):
     """The store of large inputs does not answer, refuses, or is not configured."""
 
-    code = "storage_unavailable"
-    exit_code = 16
 
-
-class BulkItemsFailed(TokenmillError):
+class BulkItemsFailed(TokenmillError, code="items_failed", exit_code=3):
     """A bulk command wrote every line, and some of them say that their item failed."""
 
-    code = "items_failed"
-    exit_code = 3
 
-
-class BulkRunConflict(TokenmillError):
+class BulkRunConflict(TokenmillError, code="run_conflict", exit_code=18):
     """An output was begun with other options or another input, or is in use."""
 
-    code = "run_conflict"
-    exit_code = 18
 
-
-class BulkOutputFailed(TokenmillError):
+class BulkOutputFailed(TokenmillError, code="output_failed", exit_code=74):
     """An output file cannot be written, as on a full disk."""
 
-    code = "output_failed"
-    exit_code = 74
 
-
-class BulkRunCancelled(TokenmillError):
+class BulkRunCancelled(TokenmillError, code="run_cancelled", exit_code=10):
     """Someone cancelled the run; what had ended by then has its line."""
 
-    code = "run_cancelled"
-    exit_code = 10
 
-
-class IllegalTransition(TokenmillError):
+class IllegalTransition(TokenmillError, code="illegal_transition"):
     """An event arrived that the job's state does not allow."""
 
-    code = "illegal_transition"
+
+class LeaseLost(TokenmillError):
+    """Another gateway works on the batch now, or its record has gone."""
 
 
-class RedisUnavailable(TokenmillError):
+class RedisUnavailable(TokenmillError, code="redis_unavailable", exit_code=3):
     """Redis did not answer within the time-out."""
 
-    code = "redis_unavailable"
-    exit_code = 3
 
-
-class RedisUnsuitable(TokenmillError):
+class RedisUnsuitable(TokenmillError, code="redis_unsuitable", exit_code=3):
     """Redis answers but cannot be used: too old, evicting, read-only, bad password."""
 
-    code = "redis_unsuitable"
-    exit_code = 3
 
-
-class ModelLoadError(TokenmillError):
+class ModelLoadError(TokenmillError, code="model_load_error", exit_code=14):
     """A model cannot be found or read, or its architecture is not supported."""
 
-    code = "model_load_error"
-    exit_code = 14
 
-
-class HealthFailed(ModelLoadError):
+class HealthFailed(ModelLoadError, code="health_failed", exit_code=20):
     """A version of a model did not pass its health set; it takes no jobs."""
 
-    code = "health_failed"
-    exit_code = 20
 
-
-class VersionFailed(TokenmillError):
+class VersionFailed(TokenmillError, code="version_failed", exit_code=20):
     """A version that was to be loaded cannot be, or was stopped meanwhile."""
 
-    code = "version_failed"
-    exit_code = 20
 
-
-class MpsUnavailable(TokenmillError):
+class MpsUnavailable(TokenmillError, code="mps_unavailable", exit_code=21):
     """CUDA's MPS daemon does not start, or does not answer."""
 
-    code = "mps_unavailable"
-    exit_code = 21
 
-
-class EngineError(TokenmillError):
+class EngineError(TokenmillError, code="engine_error", exit_code=15):
     """A request failed inside the engine; its neighbours are untouched."""
 
-    code = "engine_error"
-    exit_code = 15
 
-
-class AdapterUnavailable(EngineError):
+class AdapterUnavailable(EngineError, code="adapter_unavailable"):
     """An adapter is not loaded, or there is no room for it while others are in use."""
 
-    code = "adapter_unavailable"
 
-
-class KVPoolExhausted(EngineError):
+class KVPoolExhausted(EngineError, code="kv_pool_exhausted"):
     """One request alone needs more KV blocks than the pool has."""
 
-    code = "kv_pool_exhausted"
 
-
-class NonFiniteLogits(EngineError):
+class NonFiniteLogits(EngineError, code="non_finite_logits"):
     """The model produced NaN or infinity for this request."""
 
-    code = "non_finite_logits"
 
-
-class GroupLost(EngineError):
+class GroupLost(EngineError, code="group_lost"):
     """A rank of a tensor-parallel group is dead or hangs; the group has to restart."""
-
-    code = "group_lost"
 
 
 def kind_of(code: str) -> type[TokenmillError] | None:

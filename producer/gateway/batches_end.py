@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...shared.errors import LeaseLost
 from .batches_files import Assembled
-from .batches_lease import LeaseLost
 from .batches_models import BatchFault, BatchRecord
 from .batches_one import Ended
 from .files import new_file_id

@@ -11,10 +11,10 @@ import msgspec
 import structlog
 
 from ...shared.connection import state_dir
-from ...shared.errors import ProtocolError, TokenmillError
+from ...shared.errors import LeaseLost, ProtocolError, TokenmillError
 from ...shared.file_keys import OPEN_BATCHES
 from ...shared.webhooks import WebhookEvent, announce
-from .batches_lease import BatchLease, LeaseLost, batch_records, claim, happens
+from .batches_lease import BatchLease, batch_records, claim, happens
 from .batches_models import BatchObject, BatchRecord
 from .batches_open import in_turn, open_batches
 from .batches_scratch import Scratch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ...shared.errors import TokenmillError
+from ...shared.errors import LeaseLost
 from ...shared.file_keys import batch_key, batches_key
 from ...shared.messages import Usage
 from ..bulk.flow import Progress
@@ -26,10 +26,6 @@ _TELL_S: Final = 1.0
 """Least time between two changes of what is done."""
 Change = Callable[[BatchRecord, int], BatchRecord]
 """Given the record and the time of Redis in ms, returns the new one."""
-
-
-class LeaseLost(TokenmillError):
-    """Another gateway works on the batch now, or its record has gone."""
 
 
 def batch_records(session: "Session") -> OwnedRecords[BatchRecord]:

@@ -14,8 +14,9 @@ from support.waiting import wait_until
 from tokenmill.producer.gateway import batches_api, batches_keeper
 from tokenmill.producer.gateway.batches_end import BatchEnd
 from tokenmill.producer.gateway.batches_files import Assembled
-from tokenmill.producer.gateway.batches_lease import LeaseLost, batch_records, claim
+from tokenmill.producer.gateway.batches_lease import batch_records, claim
 from tokenmill.producer.gateway.batches_models import BatchRecord
+from tokenmill.shared.errors import LeaseLost
 from tokenmill.shared.file_keys import OPEN_BATCHES, batch_key, batches_key
 
 
