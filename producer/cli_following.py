@@ -3,31 +3,23 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from .cli_output import DeltaPrinter, print_json, print_result
+from .cli_submit_options import Following
 
 if TYPE_CHECKING:
     from .job import Job
 
 
-class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command goes on once the job is in the queue."""
-
-    stream: bool
-    wait: bool
-    keep: bool
-    timeout_s: float | None
-    as_json: bool
-
-
-async def follow(job: "Job", following: Following, num_choices: int) -> None:
+async def follow(
+    job: "Job", following: Following, num_choices: int, *, as_json: bool
+) -> None:
     """Prints what a job produces, at its end or as it comes.
 
     Args:
         job: Whose output.
         following: What was asked for.
         num_choices: Number of choices.
+        as_json: JSON lines instead of text.
 
     Raises:
         JobFailed: It did not succeed.
@@ -36,13 +28,13 @@ async def follow(job: "Job", following: Following, num_choices: int) -> None:
     from ..shared.errors import ResultTimeout
 
     if not following.stream:
-        await _print_outcome(job, following.timeout_s, as_json=following.as_json)
+        await _print_outcome(job, following.timeout_s, as_json=as_json)
         return
-    if following.as_json:
+    if as_json:
         print_json({"id": job.id, "duplicate": job.duplicate})
     try:
         async with asyncio.timeout(following.timeout_s):
-            await print_stream(job, 0, num_choices, as_json=following.as_json)
+            await print_stream(job, 0, num_choices, as_json=as_json)
     except TimeoutError:
         raise ResultTimeout(
             f"job {job.id} was not done after {following.timeout_s} s; it goes on"

@@ -9,8 +9,9 @@ from ...shared.cli_support import handle_errors
 from ...shared.errors import UnknownRun
 from ..cli_options import Url, client_of
 from ..cli_output import clock, duration, print_json, print_note, print_table
+from .cli_options import AsJson, Patience, Quiet
 from .cli_report import told
-from .cli_work import AsJson, Patience, Quiet, reach_of
+from .cli_work import reach_of
 
 if TYPE_CHECKING:
     from ...shared.bulk.messages import RunView
