@@ -1,11 +1,11 @@
 """`tokenmill gateway`: OpenAI's API and the dashboard over HTTP."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
+from ..shared.cli_options import ConfigFile, RedisUrl
 from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
 
@@ -32,10 +32,8 @@ async def gateway(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Redis URL of the pool.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file (TOML).")
-    ] = None,
+    url: RedisUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Serve OpenAI's API, jobs, batches and the dashboard over HTTP."""
     from ..shared.config_load import load_config

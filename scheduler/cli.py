@@ -1,14 +1,11 @@
 """Commands of the scheduler: schedule, janitor."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..shared.cli_options import ConfigFile, RedisUrl
 from ..shared.cli_support import handle_errors
-
-_Url = Annotated[str | None, typer.Option(help="Redis URL of the pool.")]
-_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -18,8 +15,8 @@ def register(app: typer.Typer) -> None:
 
 
 async def schedule(
-    url: _Url = None,
-    config: _Config = None,
+    url: RedisUrl = None,
+    config: ConfigFile = None,
     standby: Annotated[
         bool, typer.Option(help="Let a scheduler that starts now go first.")
     ] = False,
@@ -49,7 +46,7 @@ async def schedule(
     raise typer.Exit(code)
 
 
-async def janitor(url: _Url = None, config: _Config = None) -> None:
+async def janitor(url: RedisUrl = None, config: ConfigFile = None) -> None:
     """Advance bulk runs; clean up old dead letters, groups that are gone, lost jobs."""
     from ..shared.config_load import load_config
     from ..shared.connection import find_pool

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
+from ..shared.cli_options import ConfigFile, PrintJson, RedisUrl
 from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
 from .cli_calibrate import register as register_calibrate
@@ -24,8 +25,33 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Model = Annotated[
+    str | None, typer.Option(help="Directory, .gguf file, hub id or built-in name.")
+]
+_Name = Annotated[str | None, typer.Option(help="Public name that producers ask for.")]
+_Weights = Annotated[str | None, typer.Option(help="int8, float32, bfloat16 or nf4.")]
+_Kv = Annotated[str | None, typer.Option(help="int8, int4 or float32.")]
+_Threads = Annotated[int | None, typer.Option(help="Compute threads.")]
+_Tp = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, help="Processes to split the model over."),
+]
+_Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+_Engine = Annotated[
+    str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
+]
+_Version = Annotated[
+    str | None, typer.Option(help="Which version of the model (models add).")
+]
+_Partition = Annotated[int, typer.Option(help="Partition it serves.")]
+_Serves = Annotated[
+    str | None,
+    typer.Option(help="any, short or long: prompts that it is kept for."),
+]
+_Profile = Annotated[
+    Path | None,
+    typer.Option(help="Time steps and kernels into this file or directory."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,40 +74,20 @@ def _check_worker(config: "Config") -> list["Finding"]:
 
 
 async def work(
-    model: Annotated[
-        str | None, typer.Option(help="Directory, .gguf file, hub id or built-in name.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Public name that producers ask for.")
-    ] = None,
-    url: Annotated[str | None, typer.Option(help="Redis URL of the pool.")] = None,
-    config: _Config = None,
-    weights: Annotated[
-        str | None, typer.Option(help="int8, float32, bfloat16 or nf4.")
-    ] = None,
-    kv: Annotated[str | None, typer.Option(help="int8, int4 or float32.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
-    tp: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Processes to split the model over."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    engine: Annotated[
-        str,
-        typer.Option(help="model; echo or echo:<ms per step> try the queue alone."),
-    ] = "model",
-    version: Annotated[
-        str | None, typer.Option(help="Which version of the model (models add).")
-    ] = None,
-    partition: Annotated[int, typer.Option(help="Partition it serves.")] = 0,
-    serves: Annotated[
-        str | None,
-        typer.Option(help="any, short or long: prompts that it is kept for."),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Time steps and kernels into this file or directory."),
-    ] = None,
+    model: _Model = None,
+    name: _Name = None,
+    url: RedisUrl = None,
+    config: ConfigFile = None,
+    weights: _Weights = None,
+    kv: _Kv = None,
+    threads: _Threads = None,
+    tp: _Tp = None,
+    device: _Device = None,
+    engine: _Engine = "model",
+    version: _Version = None,
+    partition: _Partition = 0,
+    serves: _Serves = None,
+    profile: _Profile = None,
 ) -> None:
     """Serve one model: take jobs from the queue until a signal drains this worker."""
     from ..shared.config_load import load_config
@@ -109,11 +115,7 @@ async def work(
         settings, worker=within_share(settings.worker, chosen)
     )
     options = WorkOptions(
-        url=where,
-        model=chosen,
-        engine=engine,
-        partition=partition,
-        profile=profile,
+        url=where, model=chosen, engine=engine, partition=partition, profile=profile
     )
     code = await serve(options, settings, _print_ready, lines(chosen.name, sys.stdout))
     raise typer.Exit(code)
@@ -190,8 +192,8 @@ def fetch(
     model: Annotated[
         str | None, typer.Argument(help="Hub id or built-in name; else the settings'.")
     ] = None,
-    config: _Config = None,
-    as_json: _Json = False,
+    config: ConfigFile = None,
+    as_json: PrintJson = False,
 ) -> None:
     """Bring a model here ahead of time, converted and ready to load."""
     from ..shared.config_load import load_config

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from ..shared.cli_options import PrintJson
 from ..shared.cli_support import handle_errors
 from .engine.model.calibration.text import LENGTH, SAMPLES
 
@@ -43,7 +44,7 @@ def calibrate_model(
     output: Annotated[
         Path | None, typer.Option(help="File; else where workers look.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Measure a model once, so that INT8 costs it less; workers then use the result."""
     from .extras import model_stack

@@ -1,10 +1,11 @@
 """The command `tokenmill inspect`: a model's budget, and advice on its precision."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, get_args
 
 import msgspec
 import typer
+
+from ..shared.cli_options import ConfigFile, PrintJson
 
 if TYPE_CHECKING:
     from ..shared.config import Config, ModelConfig
@@ -16,7 +17,6 @@ NOTHING_FITS: Final = 1
 _Model = Annotated[
     str, typer.Argument(help="Directory, .gguf file, hub id or built-in name.")
 ]
-_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 _Weights = Annotated[
     str | None, typer.Option(help="Precision of weights; else the settings'.")
 ]
@@ -45,12 +45,11 @@ _Step = Annotated[
 _Running = Annotated[
     int | None, typer.Option(min=1, help="Sequences that run at once.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def inspect_model(
     model: _Model,
-    config: _Config = None,
+    config: ConfigFile = None,
     weights: _Weights = None,
     kv: _Kv = None,
     device: _Device = "cpu",
@@ -60,7 +59,7 @@ def inspect_model(
     bandwidth_gb_s: _Bandwidth = None,
     step_ms: _Step = None,
     running: _Running = None,
-    as_json: _Json = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Tell what a model would take here, without loading it, and what to run it in."""
     from ..shared.config_load import load_config

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from ..shared.cli_lora import lora_group
+from ..shared.cli_options import PrintJson
 from ..shared.cli_support import handle_errors
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def merge(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Write a model with a LoRA adapter merged into it, checked by its logits."""
     from ..shared.config_load import load_config

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
+from ..shared.cli_options import ConfigFile, PrintJson
 from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 EXIT_GONE: Final = 75
 """EX_TEMPFAIL: the daemon went; whoever supervises starts it again."""
-_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +45,7 @@ async def run(
         Path | None, typer.Option(help="Directory of pipes; a short path.")
     ] = None,
     logs: Annotated[Path | None, typer.Option(help="Directory of logs.")] = None,
-    config: _Config = None,
+    config: ConfigFile = None,
 ) -> None:
     """Start the MPS daemon of these devices and keep it until a signal.
 
@@ -101,7 +100,7 @@ def _device_set(
     )
 
 
-def status(config: _Config = None, as_json: _Json = False) -> None:
+def status(config: ConfigFile = None, as_json: PrintJson = False) -> None:
     """Say where MPS is used on this host, by whom, and where not and why."""
     from ..shared.config_load import load_config
     from ..shared.logging import configure

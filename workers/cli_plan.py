@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
+from ..shared.cli_options import ConfigFile, PrintJson
+
 if TYPE_CHECKING:
     from ..shared.config import ModelConfig
     from .planning.ask import Ask
@@ -48,11 +50,9 @@ _Tflops = Annotated[
     float | None, typer.Option(help="Dense 16-bit rate; a host's is measured.")
 ]
 _Link = Annotated[float | None, typer.Option(help="One way between cards of a host.")]
-_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 _Out = Annotated[
     Path | None, typer.Option(help="Write settings for `tokenmill up --config`.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def plan_model(
@@ -71,9 +71,9 @@ def plan_model(
     bandwidth_gb_s: _Bandwidth = None,
     tflops: _Tflops = None,
     link_gb_s: _Link = None,
-    config: _Config = None,
+    config: ConfigFile = None,
     config_out: _Out = None,
-    as_json: _Json = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Advise precision, tp, replicas, KV blocks and batch for devices, here or not."""
     from ..shared.config_load import load_config

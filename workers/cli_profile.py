@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from ..shared.cli_options import PrintJson
 from ..shared.cli_support import handle_errors
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def show(
     threshold: Annotated[
         float, typer.Option(min=0.001, help="Change that counts: 0.1 is a tenth.")
     ] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Say how long steps, their phases and kernels take; what became slower."""
     from .profile_compare import changes, differences

@@ -6,12 +6,37 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..cli_options import ConfigFile, PrintJson, RedisUrl
 from ..cli_support import handle_errors
 from .cli_health import health
 
-_Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
-_Url = Annotated[str | None, typer.Option("--url", help="Redis URL of the pool.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_GivenRedis = Annotated[
+    str | None, typer.Option("--url", help="Use this Redis; none is started.")
+]
+_StateDir = Annotated[Path | None, typer.Option(help="Data, logs and connection file.")]
+_Workers = Annotated[int | None, typer.Option(min=0, help="Workers per model.")]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(help="Directory, .gguf file, hub id or name; may be repeated."),
+]
+_NoWorker = Annotated[bool, typer.Option("--no-worker", help="Start no workers.")]
+_NoJanitor = Annotated[bool, typer.Option("--no-janitor", help="Start no janitor.")]
+_Gateway = Annotated[
+    bool, typer.Option("--gateway", help="Serve HTTP too, with a dashboard.")
+]
+_GatewayPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one."),
+]
+_Standby = Annotated[int, typer.Option(min=0, max=8, help="Schedulers that stand by.")]
+_Engine = Annotated[
+    str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
+]
+_Profile = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="Time workers' steps into this directory."),
+]
+_ReadyFile = Annotated[Path | None, typer.Option(help="Written when the pool serves.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,46 +56,19 @@ def _settings_group() -> None:
 
 
 def up(
-    config: _Config = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Use this Redis; none is started.")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Data, logs and connection file.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Workers per model.")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="Directory, .gguf file, hub id or name; may be repeated."),
-    ] = None,
-    no_worker: Annotated[
-        bool, typer.Option("--no-worker", help="Start no workers.")
-    ] = False,
-    no_janitor: Annotated[
-        bool, typer.Option("--no-janitor", help="Start no janitor.")
-    ] = False,
-    gateway: Annotated[
-        bool, typer.Option("--gateway", help="Serve HTTP too, with a dashboard.")
-    ] = False,
-    gateway_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one."),
-    ] = None,
-    standby: Annotated[
-        int, typer.Option(min=0, max=8, help="Schedulers that stand by.")
-    ] = 0,
-    engine: Annotated[
-        str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
-    ] = "model",
-    profile: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="Time workers' steps into this directory."),
-    ] = None,
-    ready_file: Annotated[
-        Path | None, typer.Option(help="Written when the pool serves.")
-    ] = None,
+    config: ConfigFile = None,
+    url: _GivenRedis = None,
+    state_dir: _StateDir = None,
+    workers: _Workers = None,
+    model: _Models = None,
+    no_worker: _NoWorker = False,
+    no_janitor: _NoJanitor = False,
+    gateway: _Gateway = False,
+    gateway_port: _GatewayPort = None,
+    standby: _Standby = 0,
+    engine: _Engine = "model",
+    profile: _Profile = None,
+    ready_file: _ReadyFile = None,
 ) -> None:
     """Start Redis if none is given, scheduler, janitor, workers; keep them up."""
     from .plan import PoolOptions
@@ -95,7 +93,7 @@ def up(
 
 
 async def doctor(
-    config: _Config = None, url: _Url = None, as_json: _Json = False
+    config: ConfigFile = None, url: RedisUrl = None, as_json: PrintJson = False
 ) -> None:
     """Say what is installed, what falls back and why, and what is wrong, with cures."""
     from ..config_load import load_config
@@ -114,7 +112,7 @@ async def doctor(
         raise typer.Exit(1)
 
 
-def show_config(config: _Config = None, as_json: _Json = False) -> None:
+def show_config(config: ConfigFile = None, as_json: PrintJson = False) -> None:
     """Print every setting, its value and where it came from."""
     from ..config_load import load_config
 

@@ -10,11 +10,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
+
+from ..cli_options import ConfigFile, RedisUrl
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -31,10 +32,8 @@ async def health(
     pid: Annotated[
         int | None, typer.Option(help="Its process id, where several run here.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Redis URL of the pool.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file (TOML).")
-    ] = None,
+    url: RedisUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Exit with 0 if a process of this kind on this host is well, else with 1."""
     from ..config_load import load_config
