@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..shared.errors import TokenmillError
 from ..shared.script_types import EnqueueReply, NewJob
+from ..shared.tasks import end_tasks
 
 if TYPE_CHECKING:
     from .session import Session
@@ -78,9 +79,7 @@ class Grouping:
         """Ends what is on its way; its callers are told."""
         closed = TokenmillError("the client was closed during the call")
         sending = dict(self._sending)
-        for task in sending:
-            task.cancel()
-        await asyncio.gather(*sending, return_exceptions=True)
+        await end_tasks(*sending)
         # Here and not in the tasks: one that is cancelled before it began runs nothing.
         for waiting in (*sending.values(), *self._waiting.values()):
             _fail(waiting, closed)

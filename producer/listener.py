@@ -16,6 +16,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..shared.tasks import end_tasks
 from .inbox import SILENCE_S, Watcher
 
 _PROBE_S: Final = 3.0
@@ -159,10 +160,7 @@ class Listener:
     async def close(self) -> None:
         """Ends the connection; watchers are woken for the last time."""
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         closed = RedisConnectionError("the client was closed")
         for link in list(self._links):
             await self._drop(link, closed, wait=True)

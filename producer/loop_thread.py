@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from ..shared.errors import TokenmillError
+from ..shared.tasks import end_tasks
 
 T = TypeVar("T")
 
@@ -64,9 +65,7 @@ class LoopThread:
 
 async def _cancel_others() -> None:
     others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await end_tasks(*others)
     await asyncio.get_running_loop().shutdown_asyncgens()
     for _ in range(2):
         await asyncio.sleep(0)  # transports that were closed tell their protocols

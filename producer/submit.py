@@ -18,6 +18,7 @@ from ..shared.errors import (
 from ..shared.keys import JobId
 from ..shared.messages import PoolCard
 from ..shared.script_types import EnqueueReply, NewJob
+from ..shared.tasks import end_tasks
 from .grouping import CALL_BYTES, CALL_JOBS
 from .job import Job
 from .session import Session
@@ -133,9 +134,7 @@ class Submission:
             await asyncio.gather(*sending, return_exceptions=True)
             raise
         finally:
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
+            await end_tasks(*sending)
 
     async def _try(self, batch: Sequence[_Placed]) -> None:
         going = [placed for placed in batch if not self._limit_of(placed[1])]

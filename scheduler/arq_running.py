@@ -14,6 +14,7 @@ from arq.worker import Worker
 from ..shared.config import Config
 from ..shared.outage import FIRST_WAIT_S, Backoff
 from ..shared.redis import connect
+from ..shared.tasks import end_tasks
 from .outage import REDIS_ERRORS, Outage
 
 IDLE_S: Final = 5.0
@@ -109,9 +110,7 @@ async def close(worker: Worker) -> None:
     tasks = [*worker.tasks.values()]
     if worker.main_task is not None:
         tasks.append(worker.main_task)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_tasks(*tasks)
     try:
         await worker.pool.delete(worker.health_check_key)
     except REDIS_ERRORS as error:
@@ -153,8 +152,7 @@ async def keep_running(
         except Exception:  # noqa: BLE001 - arq may raise what it likes
             _log.exception(f"{name}_failed")
         finally:
-            settling.cancel()
-            await asyncio.gather(settling, return_exceptions=True)
+            await end_tasks(settling)
         if failure is None:
             await broken.wait()
         else:

@@ -24,6 +24,7 @@ from ..shared.keys import Keys
 from ..shared.messages import InputRef, ModelCard
 from ..shared.outage import Backoff
 from ..shared.storage import Storage
+from ..shared.tasks import end_tasks
 from .entries import Entry
 from .tokenizing import RawJob
 
@@ -136,9 +137,7 @@ class LargeInputs:
 
     async def close(self) -> None:
         """Gives up what is being fetched; the jobs still wait in Redis."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         self._tasks.clear()
         self._tenants.clear()
         if self._store is not None:

@@ -17,6 +17,7 @@ from ..shared.messages import encode
 from ..shared.metrics.serving import preload, shown
 from ..shared.pool_card import pool_card
 from ..shared.scripts import Scripts
+from ..shared.tasks import end_tasks
 from .outage import REDIS_ERRORS, Outage
 from .shard import ShardScheduler
 from .shown import QueueGauges
@@ -142,9 +143,7 @@ class PoolScheduler:
             )
 
     async def _stop(self) -> None:
-        for task in self._shards.values():
-            task.cancel()
-        await asyncio.gather(*self._shards.values(), return_exceptions=True)
+        await end_tasks(*self._shards.values())
         self._tokenizers.close()
 
 
@@ -175,8 +174,7 @@ async def serve(client: "redis.asyncio.Redis", config: Config, *, standby: bool)
             stopping.cancel()
             if running.done():
                 running.result()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await end_tasks(running)
     finally:
         await client.aclose()
     _log.info("scheduler_stopped")

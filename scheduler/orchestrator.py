@@ -20,6 +20,7 @@ from ..shared.keys import JANITOR_QUEUE, Keys
 from ..shared.metrics.serving import shown
 from ..shared.redis import connect
 from ..shared.script_types import DEAD_MS
+from ..shared.tasks import end_tasks
 from .arq_running import QuietWorker, arq_options, keep_running, run_worker
 from .books import mend_books
 from .bulk.running import supervise_bulk
@@ -153,8 +154,7 @@ async def _watched(url: str, config: Config) -> AsyncIterator[None]:
         async with shown(client, config, "janitor", ask=RunGauges(client)):
             yield
     finally:
-        sampling.cancel()
-        await asyncio.gather(sampling, return_exceptions=True)
+        await end_tasks(sampling)
         await client.aclose()
 
 
@@ -169,8 +169,7 @@ async def _bulk(url: str, config: Config) -> None:
         handlers = (Webhooks(client).on_done, shadow.on_done)
         await supervise_bulk(url, config, handlers, shadow.wants)
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        await end_tasks(looking)
         await client.aclose()
 
 

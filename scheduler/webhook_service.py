@@ -9,6 +9,7 @@ import redis.asyncio
 import structlog
 
 from ..shared.config import Config
+from ..shared.tasks import until_first_ends
 from ..shared.webhook_keys import QUEUE
 from .arq_running import QuietWorker, arq_options, keep_running, run_worker
 from .outage import REDIS_ERRORS
@@ -98,14 +99,7 @@ async def _run(url: str, config: Config) -> None:
             asyncio.create_task(_sweep(worker.pool), name="webhooks-sweep"),
             asyncio.create_task(run_worker(worker), name="arq-webhooks"),
         )
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_first_ends(*tasks)
 
 
 async def _take(client: "redis.asyncio.Redis") -> None:

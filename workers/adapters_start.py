@@ -24,6 +24,7 @@ from ..shared.errors import (
 )
 from ..shared.messages import AdapterRef
 from ..shared.outage import REDIS_ERRORS, Backoff, Outage
+from ..shared.tasks import end_tasks
 from .adapters_loader import AdapterLoader, Held, off_loop, too_slow
 from .ending import Ending, Way
 from .engine.request import EngineRequest
@@ -91,9 +92,7 @@ class AdapterStart:
 
     async def close(self) -> None:
         """Stops bringing; the jobs are for others to end or hand back."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _bring(self, job: RunningJob, request: EngineRequest) -> None:
         ref = job.request.adapter

@@ -22,6 +22,7 @@ from ..shared.cuda_devices import Device
 from ..shared.errors import MpsUnavailable
 from ..shared.mps import DeviceSet, daemon_environment
 from ..shared.pool.orphans import die_with_parent
+from ..shared.tasks import end_tasks
 from .mps_control import Control, Server, lost
 from .mps_mode import ComputeModes
 
@@ -247,9 +248,7 @@ async def keep(daemon: Daemon, stopping: asyncio.Event) -> str | None:
         await asyncio.wait({told, work}, return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else None
     finally:
-        told.cancel()
-        work.cancel()
-        await asyncio.gather(told, work, return_exceptions=True)
+        await end_tasks(told, work)
         await daemon.stop()
 
 

@@ -12,6 +12,7 @@ from ..shared.errors import ConfigError, HealthFailed, TokenmillError
 from ..shared.health_set import HealthReport, HealthSet
 from ..shared.outage import REDIS_ERRORS
 from ..shared.redis import translate
+from ..shared.tasks import end_tasks
 from ..shared.version_life import VersionLife
 from ..shared.versions import VersionSpec
 
@@ -219,8 +220,7 @@ class OwnVersion:
         try:
             yield
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end_tasks(watching)
             await self._left()
 
     async def _watch(self, worker: Draining) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...shared.bulk.messages import RunSpec, RunState, RunView
 from ...shared.bulk.store import KEEP_MS
+from ...shared.tasks import end_tasks
 from .collecting import Collector
 from .feeding import Feeder
 from .flow import WRONG, Fed, Progress, Report, Sink, Source
@@ -155,9 +156,7 @@ class BulkDriver:
                 for task in done:
                     task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _collect(self) -> None:
         """Collects until nothing is left to come."""

@@ -13,6 +13,7 @@ import structlog
 from ...shared.connection import state_dir
 from ...shared.errors import LeaseLost, ProtocolError, TokenmillError
 from ...shared.file_keys import OPEN_BATCHES
+from ...shared.tasks import end_tasks, until_first_ends
 from ...shared.webhooks import WebhookEvent, announce
 from .batches_lease import BatchLease, batch_records, claim, happens
 from .batches_models import BatchObject, BatchRecord
@@ -70,10 +71,7 @@ class BatchKeeper:
                 await self._take_or_tell()
                 await happens(self._new, _LOOK_S)
         finally:
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*self._tasks.values())
             self._threads.shutdown(wait=False)  # they were waited for, one by one
             await asyncio.to_thread(self._scratch.remove)
 
@@ -188,7 +186,7 @@ class BatchKeeper:
             working = asyncio.create_task(
                 BatchWork(self._owner, lease, self._scratch.path, self._threads).run()
             )
-            await _until_either(working, asyncio.create_task(lease.keep()))
+            await until_first_ends(working, asyncio.create_task(lease.keep()))
             record = lease.record
             _log.info(
                 "batch_ended",
@@ -233,21 +231,6 @@ class BatchKeeper:
 def _told(record: BatchRecord) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(BatchObject.of(record))
     return shown
-
-
-async def _until_either(
-    work: "asyncio.Task[None]", keeping: "asyncio.Task[None]"
-) -> None:
-    """Waits for the work; ends it when the lease is lost."""
-    tasks = (work, keeping)
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _may_end(record: BatchRecord, now_ms: int) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from ...shared.config import Config
 from ...shared.keys import Keys
 from ...shared.redis import connect
+from ...shared.tasks import until_first_ends
 from ..arq_running import arq_options, keep_running, run_worker
 from ..events import Handler
 from .pool import BulkPool
@@ -52,11 +53,4 @@ async def _run(
             Teller(pool, worker.pool, handlers, takes_all).run(), name="teller"
         ),
     )
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await until_first_ends(*tasks)

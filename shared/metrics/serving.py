@@ -15,6 +15,7 @@ from ..announcing import keep_announced
 from ..config import Config, MetricsConfig
 from ..outage import REDIS_ERRORS
 from ..process_card import Kind, ProcessCard, make_card
+from ..tasks import end_tasks
 from .catalog import REDIS_AWAY
 from .labels import know
 
@@ -79,8 +80,7 @@ async def shown(
     try:
         yield card
     finally:
-        showing.cancel()
-        await asyncio.gather(showing, return_exceptions=True)
+        await end_tasks(showing)
 
 
 async def _show(

@@ -16,6 +16,7 @@ from ..metrics.targets import FILE_NAME as TARGETS
 from ..metrics.targets import keep_targets
 from ..redis import connect, redact_url
 from ..server_check import check_server
+from ..tasks import end_tasks
 from .embedded import EmbeddedRedis
 from .lines import line, passed_on, process_line
 from .lock import StateLock
@@ -199,7 +200,7 @@ class Pool:
             return await self._until_end(tasks)
         finally:
             self._stopping = True
-            await _end(tasks)
+            await end_tasks(*tasks)
 
     async def _until_end(self, helpers: list["asyncio.Task[None]"]) -> int:
         signalled = asyncio.create_task(self._signals.get())
@@ -217,7 +218,7 @@ class Pool:
             signalled.cancel()
         failed = self._failed
         line("draining; a second signal ends at once")
-        await _end([one for one in helpers if one.get_name() == VERSIONS])
+        await end_tasks(*(one for one in helpers if one.get_name() == VERSIONS))
         await self._drain()
         if failed is None:
             return 0
@@ -302,9 +303,3 @@ class Pool:
             line(f"warning: model {model} is not served: {why}")
         if self._ready_file is not None:
             self._ready_file.write_text("ready\n", encoding="utf-8")
-
-
-async def _end(tasks: list["asyncio.Task[None]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
