@@ -11,7 +11,8 @@ from chaos_journal import Line, lines
 from chaos_model import MODEL
 from chaos_plan import STREAMERS
 
-from tokenmill.shared.keys import Keys, is_permanent
+from tokenmill.shared.keys import Keys
+from tokenmill.shared.permanent_keys import is_permanent
 
 KEYS = Keys(MODEL, 0)
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")

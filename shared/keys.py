@@ -3,7 +3,8 @@
 Per model and partition everything carries one hash tag, so a script touches one slot:
 `tm:{<model>:<partition>}:…`. Pool-wide names carry none; those of files and batches are
 in `file_keys.py`, those of bulk runs in `bulk/keys.py`, those of webhooks in
-`webhook_keys.py`, those of versions in `version_keys.py`.
+`webhook_keys.py`, those of versions in `version_keys.py`. Which of all these may stay
+for ever is in `permanent_keys.py`.
 """
 
 import os
@@ -14,13 +15,7 @@ from typing import Final
 
 import msgspec
 
-from .adapter_keys import PERMANENT_ADAPTERS
-from .bulk.keys import PERMANENT as BULK_PERMANENT
 from .errors import UnknownJob
-from .file_keys import FILES_PLACE
-from .version_keys import PERMANENT as VERSION_PERMANENT
-from .version_keys import PERMANENT_PATTERN
-from .webhook_keys import PERMANENT as WEBHOOK_PERMANENT
 
 POOL: Final = "tm:pool"
 """string, JSON PoolCard; permanent."""
@@ -35,36 +30,16 @@ WARM: Final = "tm:warm"
 will name; schedulers load it meanwhile; permanent."""
 SCRIPTS: Final = "tm:scripts"
 """hash, script name -> Lua source, for clients in other languages; permanent."""
-
 API_KEYS: Final = "tm:api-keys"
 """hash, SHA-256 of an API key in hex -> JSON KeyRecord, revoked ones too; permanent."""
-
 PROCESSES: Final = "tm:processes"
 """zset, `<kind>:<id>` -> Redis ms of the process's last sign; permanent, trimmed."""
 HISTORY: Final = "tm:history"
 """Stream of samples of the pool, one each ten seconds, field s; permanent, trimmed."""
-
 JANITOR_QUEUE: Final = "tm:arq:janitor"
 """zset, arq's queue of housekeeping tasks; arq adds keys under `arq:` of its own."""
-
 INPUTS: Final = "tm:{*}:in:*"
 """Pattern of the requests of every shard, registered or not."""
-
-PERMANENT: Final = (
-    *(POOL, STORE, MODELS, SHARDS, WARM, SCRIPTS, JANITOR_QUEUE, API_KEYS),
-    *(PROCESSES, HISTORY, FILES_PLACE),
-    *BULK_PERMANENT,
-    *WEBHOOK_PERMANENT,
-    *VERSION_PERMANENT,
-)
-"""Names that stay in Redis for ever; so does what `tokenizer_key`, `adapters_key`,
-`versions_key` and `cards_key` name."""
-PERMANENT_IN_SHARD: Final = (
-    *("lanes", "resume", "delayed", "lease", "deadline", "groups", "scheduler"),
-    *("load", "limits", "recent", "done", "dlq", "usage", "webhooks"),
-)
-"""The same of each shard, after its prefix; so do the streams of its lanes. Everything
-else has an expiry."""
 
 LANES: Final = 256
 """Tenants are hashed into this many lanes per class and bucket."""
@@ -74,35 +49,16 @@ BEYOND: Final = "beyond"
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,95}")
 """Names that may stand in keys and ids: no braces, no colon, no white space."""
 _JOB_ID: Final = re.compile(
-    r"(?P<model>[A-Za-z0-9_][A-Za-z0-9._/-]{0,95})"
+    rf"(?P<model>{MODEL_NAME.pattern})"
     r"\.(?P<partition>0|[1-9][0-9]{0,2})\.(?P<unique>[a-z0-9]{16,40})"
 )
-
-
-_SHARD: Final = re.compile(rf"(?P<model>{MODEL_NAME.pattern}):(0|[1-9][0-9]{{0,2}})")
+SHARD: Final = re.compile(rf"(?P<model>{MODEL_NAME.pattern}):(0|[1-9][0-9]{{0,2}})")
+"""A member of `tm:shards`."""
 
 
 def is_shard(member: str) -> bool:
     """Whether a member of `tm:shards` can be `<model>:<partition>`."""
-    return _SHARD.fullmatch(member) is not None
-
-
-_PERMANENT: Final = re.compile(
-    "|".join(map(re.escape, PERMANENT))
-    + r"|tm:tokenizer:.+"
-    + rf"|{PERMANENT_ADAPTERS}"
-    + rf"|{PERMANENT_PATTERN}"
-    + rf"|tm:\{{{_SHARD.pattern}\}}:({'|'.join(PERMANENT_IN_SHARD)}"
-    + r"|q:(interactive|bulk):[^:]+:\d+)"
-)
-
-
-def is_permanent(name: str) -> bool:
-    """Whether a key may have no expiry.
-
-    The number of such keys is bounded by those of models, partitions and lanes.
-    """
-    return _PERMANENT.fullmatch(name) is not None
+    return SHARD.fullmatch(member) is not None
 
 
 def tokenizer_key(fingerprint: str) -> str:
@@ -111,10 +67,8 @@ def tokenizer_key(fingerprint: str) -> str:
 
 
 def session_key(fingerprint: str) -> str:
-    """string, fingerprint of an API key: a browser's session; expires.
-
-    Args:
-        fingerprint: SHA-256 of the session's cookie, in hex.
+    """string, fingerprint of an API key: a browser's session, named by the SHA-256 of
+    its cookie in hex; expires.
     """
     return f"tm:session:{fingerprint}"
 

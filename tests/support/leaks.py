@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenmill.shared.keys import is_permanent
+from tokenmill.shared.permanent_keys import is_permanent
 
 
 async def leaked_keys(client: Any) -> list[str]:

@@ -4,8 +4,9 @@ import json
 from collections import Counter
 from typing import Any
 
-from tokenmill.shared.keys import Keys, is_permanent
+from tokenmill.shared.keys import Keys
 from tokenmill.shared.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, WAITING, State
+from tokenmill.shared.permanent_keys import is_permanent
 from tokenmill.shared.script_types import DEAD_MS
 
 from .shard_model import prefill_held

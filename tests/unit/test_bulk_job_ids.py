@@ -10,7 +10,8 @@ from tokenmill.shared.bulk.job_ids import (
 )
 from tokenmill.shared.bulk.keys import RUN_ID, RunKeys, new_run_id
 from tokenmill.shared.errors import InvalidRequest
-from tokenmill.shared.keys import JobId, is_permanent, new_unique, partition_of
+from tokenmill.shared.keys import JobId, new_unique, partition_of
+from tokenmill.shared.permanent_keys import is_permanent
 
 RUN = "abcdefgh12"
 

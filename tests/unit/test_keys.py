@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from tokenmill.shared.errors import UnknownJob
 from tokenmill.shared.keys import (
     LANES,
-    PERMANENT,
-    PERMANENT_IN_SHARD,
     JobId,
     Keys,
     bucket_of,
-    is_permanent,
     lane_of,
     new_unique,
     partition_of,
+)
+from tokenmill.shared.permanent_keys import (
+    PERMANENT,
+    PERMANENT_IN_SHARD,
+    is_permanent,
 )
 
 MODELS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,60}", fullmatch=True)
