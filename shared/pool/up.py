@@ -25,6 +25,7 @@ from .plan import GATEWAY, PoolOptions, check_plan, plan_children
 from .processes import Child, ChildState, Supervisor
 from .published import publish_card
 from .reserved_port import settled_port
+from .telling import tell_ready, tell_served, tell_state
 from .version_crew import VersionCrew
 from .watching import Watcher, forget_dead_groups, is_worker
 
@@ -32,8 +33,6 @@ _FORFEIT_WAIT_S: Final = 2.0
 """How long killed children may take to be gone and their leases ended."""
 EXIT_FAILED: Final = 1
 """A child failed for good without an exit code of its own."""
-
-
 VERSIONS: Final = "versions"
 """The task that starts workers of versions: it ends before the workers do."""
 
@@ -251,55 +250,26 @@ class Pool:
         await draining
 
     def _on_change(self, child: Child) -> None:
-        name, state = child.spec.name, child.state
-        if state is ChildState.STARTING:
-            again = " again" if child.restarts else ""
-            process_line(name, child.pid, f"starting{again}")
-            if self._watcher is not None:
-                self._watcher.look()
-        elif state is ChildState.RUNNING:
-            process_line(name, child.pid, "running")
-        elif state is ChildState.WAITING:
-            word = "died" if child.exit_code else "ended"
-            note = f"{word} (exit {child.exit_code}); again in {child.retry_in_s:.1f} s"
-            process_line(name, None, note)
-        elif state is ChildState.FAILED:
-            process_line(
-                name, None, f"failed (exit {child.exit_code}); not started again"
-            )
-            for text in self._output.tail(name):
+        tell_state(child)
+        if child.state is ChildState.STARTING and self._watcher is not None:
+            self._watcher.look()
+        elif child.state is ChildState.FAILED:
+            for text in self._output.tail(child.spec.name):
                 line(f"  {text}")
             # A pool that already serves goes on with what it has.
             if child.spec.essential and not self._serves():
                 self._failed = child
-        else:
-            process_line(name, None, "stopped")
         self._changed.set()
 
     def _serves(self) -> bool:
         return self._watcher is not None and self._watcher.serves
 
     def _announce_served(self, model: str) -> None:
-        """Says so where there are several: each loads for a time of its own."""
         assert self._watcher is not None
-        awaited = self._watcher.awaited
-        if awaited:
-            line(f"model {model} is served; loading: {', '.join(sorted(awaited))}")
-        elif self._watcher.ready:
-            line(f"model {model} is served as well")
+        tell_served(self._watcher, model)
 
     def _announce_ready(self) -> None:
         assert self._watcher is not None
-        served = sorted(self._watcher.served)
-        which, option = "ready", ""
-        if len(served) > 1 or self._watcher.failing:
-            which = f"ready: models {', '.join(served)}"
-            option = f" --model {served[0]}"
-        line(f'{which}; try: tokenmill submit "Hello"{option} --stream')
-        for model, child in sorted(self._watcher.failing.items()):
-            failed = child.state is ChildState.FAILED
-            then = "they are not started again" if failed else "they are tried again"
-            why = f"its workers end with exit code {child.exit_code}; {then}"
-            line(f"warning: model {model} is not served: {why}")
+        tell_ready(self._watcher)
         if self._ready_file is not None:
             self._ready_file.write_text("ready\n", encoding="utf-8")
