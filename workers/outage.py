@@ -1,10 +1,12 @@
-"""Which errors of Redis are an outage, and which are an answer."""
+"""Which errors of Redis are an outage, which an answer; calls that outlast one."""
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import redis.exceptions
 
 from ..shared.errors import ProtocolError, RedisUnsuitable
+from ..shared.outage import REDIS_ERRORS, Backoff, Outage
 from ..shared.redis import server_says
 
 _PASSING: Final = (
@@ -31,3 +33,27 @@ def is_refusal(error: BaseException) -> bool:
     text = str(cause)
     passes = isinstance(cause, _PASSING) or text.startswith(_PASSING_PREFIXES)
     return not passes and server_says(text) is None
+
+
+async def repeated(
+    call: Callable[[], Awaitable[None]], where: str, outage: Outage
+) -> bool:
+    """Repeats a call until Redis has answered; False when it refuses for good.
+
+    Args:
+        call: Changes nothing when Redis has done it before.
+        where: For the log.
+        outage: Shared state of the connection.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            await call()
+        except (*REDIS_ERRORS, ProtocolError) as error:
+            if is_refusal(error):
+                return False
+            outage.failed(where, error)
+            await backoff.wait()
+        else:
+            outage.recovered()
+            return True

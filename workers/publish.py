@@ -14,9 +14,8 @@ from typing import Final, TypeVar
 import structlog
 
 from ..shared.clock import RedisClock
-from ..shared.errors import ProtocolError
 from ..shared.messages import encode
-from ..shared.outage import REDIS_ERRORS, Backoff, Outage
+from ..shared.outage import Outage
 from ..shared.script_types import EmitItem
 from ..shared.scripts import Scripts
 from .buffering import Buffer, Sealed
@@ -24,15 +23,13 @@ from .ending import RECORDED, Ending
 from .engine.request import TokenDelta
 from .finish import FINISH_BATCH, Recorder
 from .jobs import JobTable, RunningJob
-from .outage import is_refusal
+from .outage import repeated
 from .token_rate import TokenRate
 
 EMIT_BATCH: Final = 256
 """Deltas in one call: long enough to be cheap, short enough not to block Redis."""
 MAX_BUFFERED_TOKENS: Final = 65_536
 """The engine pauses above this: some minutes of output of a CPU worker."""
-
-
 T = TypeVar("T", Sealed, Ending)
 
 
@@ -185,7 +182,7 @@ class Publisher:
             async def send() -> None:
                 await self._send_with_ends(batch, ends)
 
-            if await self._repeated("finish", send):
+            if await repeated(send, "finish", self._outage):
                 gone = {id(ending) for ending in ends}
                 self._endings = deque(e for e in self._endings if id(e) not in gone)
                 return
@@ -276,7 +273,7 @@ class Publisher:
         async def call() -> None:
             await send(batch)
 
-        if await self._repeated(where, call):
+        if await repeated(call, where, self._outage):
             return
         if len(batch) > 1:
             for item in batch:
@@ -285,18 +282,3 @@ class Publisher:
         job = batch[0].job
         self._log.error("redis_refused", during=where, job=job.id, epoch=job.epoch)
         self._on_lost(job)
-
-    async def _repeated(self, where: str, call: Callable[[], Awaitable[None]]) -> bool:
-        """Repeats a call until Redis has answered; False when it refuses for good."""
-        backoff = Backoff()
-        while True:
-            try:
-                await call()
-            except (*REDIS_ERRORS, ProtocolError) as error:
-                if is_refusal(error):
-                    return False
-                self._outage.failed(where, error)
-                await backoff.wait()
-            else:
-                self._outage.recovered()
-                return True

@@ -6,6 +6,7 @@ Names follow Prometheus: base units, `_total` for what only rises. Those without
 
 from typing import Final
 
+from .bounds import JOBS, SECONDS, TOKEN_SECONDS, TOKENS
 from .instruments import Counter, Gauge, Histogram, Instrument
 
 SCHEDULER: Final = ("scheduler",)
@@ -16,17 +17,6 @@ ENDING: Final = ("scheduler", "worker")
 """Both see jobs end, never the same job: as with its log line, the worker that ran it
 tells of it, and for all others the active scheduler does."""
 ALL: Final = ("scheduler", "worker", "janitor", "gateway")
-
-SECONDS: Final = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0),
-)
-TOKEN_SECONDS: Final = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.04, 0.06),
-    *(0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
-)
-TOKENS: Final = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-JOBS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # --- jobs that ended -----------------------------------------------------------------
 REQUESTS: Final = Counter(
