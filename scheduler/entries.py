@@ -12,8 +12,6 @@ from ..shared.validate import MAX_PRIORITY, TENANT
 
 _MOST: Final = 2**53
 """Numbers beyond this are no milliseconds, bytes or tokens."""
-
-
 _LONGEST_ID: Final = 256
 _LONGEST_WEIGHTS: Final = 256
 
@@ -91,15 +89,7 @@ def parse_entry(
     Raises:
         ProtocolError: A field is missing or cannot be what it should be.
     """
-    job_id = _text(fields, b"id")
-    try:
-        parsed = JobId.parse(job_id)
-    except UnknownJob as error:
-        raise ProtocolError(f"field id: {error}") from None
-    if parsed.model != keys.model or parsed.partition != keys.partition:
-        raise ProtocolError(
-            f"field id: job {job_id} belongs to another shard than {keys.shard}"
-        )
+    job_id = _job_id(fields, keys)
     job_class = stream.job_class or _job_class(fields)
     tenant = _text(fields, b"tenant")
     if not TENANT.fullmatch(tenant):
@@ -123,6 +113,19 @@ def parse_entry(
         losses=_number(fields, b"losses", 0, _MOST) if b"losses" in fields else 0,
         weights=_weights(fields) if stream.job_class is None else "",
     )
+
+
+def _job_id(fields: Mapping[bytes, bytes], keys: Keys) -> str:
+    job_id = _text(fields, b"id")
+    try:
+        parsed = JobId.parse(job_id)
+    except UnknownJob as error:
+        raise ProtocolError(f"field id: {error}") from None
+    if parsed.model != keys.model or parsed.partition != keys.partition:
+        raise ProtocolError(
+            f"field id: job {job_id} belongs to another shard than {keys.shard}"
+        )
+    return job_id
 
 
 def _job_class(fields: Mapping[bytes, bytes]) -> JobClass:

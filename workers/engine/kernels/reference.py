@@ -247,19 +247,30 @@ def paged_attention(
         blocks = layout.block_table[s, : -(-length // block_size)].long()
         keys = _gather(layer.k, layer.k_scale, blocks, length, group)
         values = _gather(layer.v, layer.v_scale, blocks, length, group)
-        here = torch.arange(length - (end - start), length)[:, None]
-        there = torch.arange(length)[None, :]
         scores = scale * torch.einsum("thd,hkd->htk", q[start:end].double(), keys)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        here = torch.arange(length - (end - start), length)[:, None]
+        there = torch.arange(length)[None, :]
         if alibi is not None:
             bias = alibi.double()
             scores = scores + (bias[:, there] - bias[:, here])
-        hidden = there > here
-        if window is not None:
-            hidden = hidden | (there <= here - window)
-        out[start:end] = _mix(scores, values, hidden).float()
+        out[start:end] = _mix(scores, values, _hidden(here, there, window)).float()
     return out
+
+
+def _hidden(
+    here: torch.Tensor, there: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """Returns bool [T, keys]: which keys a query does not see.
+
+    Args:
+        here: int64 [T, 1], positions of the queries.
+        there: int64 [1, keys], positions of the keys.
+        window: As in `paged_attention`.
+    """
+    later = there > here
+    return later if window is None else later | (there <= here - window)
 
 
 def _mix(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..parallel.communicator import Communicator
     from ..parallel.shard import Shard
+    from ..parallel.sharding import Sharding
     from .cache import Progress
 
 
@@ -108,18 +109,7 @@ def read_model(
     if homes.offloaded:
         groups = {}  # hooks act on modules, which the fused decoder goes around
     placed = _place(model, wish, groups, homes)
-    reader = CheckpointReader(
-        model,
-        placed,
-        wish.target.dtype,
-        # A rank's parts are in memory of their own already.
-        copy=wish.weights in ("int8", "int8-a8", "int8-bnb", "nf4")
-        and sharding is None,
-        home=homes,
-        folds=wish.tuning.folds,
-        sharding=sharding,
-    )
-    reader.read(path, progress)
+    _reader(model, placed, wish, homes, sharding).read(path, progress)
     for module in model.modules():
         if isinstance(module, EmptyLinear):
             module.settle()
@@ -132,6 +122,26 @@ def read_model(
     if sharding is not None and wish.communicator is not None:
         sharding.connect(model, wish.communicator)
     return Checkpoint(path, family, config, wish, model, homes, bool(groups))
+
+
+def _reader(
+    model: PreTrainedModel,
+    placed: dict[str, Placed],
+    wish: Wish,
+    homes: Homes,
+    sharding: Sharding | None,
+) -> CheckpointReader:
+    return CheckpointReader(
+        model,
+        placed,
+        wish.target.dtype,
+        # A rank's parts are in memory of their own already.
+        copy=wish.weights in ("int8", "int8-a8", "int8-bnb", "nf4")
+        and sharding is None,
+        home=homes,
+        folds=wish.tuning.folds,
+        sharding=sharding,
+    )
 
 
 def skeleton(path: Path, family: Family, config: PreTrainedConfig) -> PreTrainedModel:

@@ -69,25 +69,22 @@ def choose_tuning(
     if not family.llama_pattern or choice is None or (exact and choice == "auto"):
         return Tuning()
     calibration, source = _of_choice(path, choice)
-    if calibration is not None:
-        check_shapes(config, calibration.tensors)
-        quantized = weights in INT8_WEIGHTS
-        # Float layers take a given one's input scales too: so the folding is tested.
-        inputs = quantized or (calibration is choice and weights == "float32")
-        head = quantized or fused or not config.tie_word_embeddings
-        return _from_calibration(
-            heads_here(config, shard),
-            calibration,
-            _rounded(cut_scales(calibration.tensors, config, shard), half=half),
-            inputs=inputs,
-            source=source,
-            head=head,
-        )
-    if kv == "float32":
+    if calibration is None and kv == "float32":
         return Tuning(source=source)
-    scales = _rounded(scales_from_weights(path, config, shard), half=half)
-    folds = make_folds(heads_here(config, shard), scales, inputs=False)
-    return Tuning(folds, version="smooth1", source=source)
+    shape = heads_here(config, shard)
+    if calibration is None:
+        scales = _rounded(scales_from_weights(path, config, shard), half=half)
+        folds = make_folds(shape, scales, inputs=False)
+        return Tuning(folds, version="smooth1", source=source)
+    check_shapes(config, calibration.tensors)
+    scales = _rounded(cut_scales(calibration.tensors, config, shard), half=half)
+    quantized = weights in INT8_WEIGHTS
+    # Float layers take a given one's input scales too: so the folding is tested.
+    inputs = quantized or (calibration is choice and weights == "float32")
+    head = quantized or fused or not config.tie_word_embeddings
+    return _from_calibration(
+        shape, calibration, scales, inputs=inputs, source=source, head=head
+    )
 
 
 def _of_choice(
