@@ -86,7 +86,9 @@ class _Body(QueueFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | Annotated[list[str], msgspec.Meta(min_length=1, max_length=128)]
+    prompt: (
+        str | Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
+    )
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 

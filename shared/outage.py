@@ -36,11 +36,6 @@ class Outage:
         self._since: float | None = None
 
     @property
-    def ongoing(self) -> bool:
-        """Whether the last call to Redis failed."""
-        return self._since is not None
-
-    @property
     def seconds(self) -> float:
         """How long it has lasted; 0 when there is none."""
         return 0.0 if self._since is None else time.monotonic() - self._since

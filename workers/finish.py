@@ -89,8 +89,6 @@ class Recorder:
         self._limits = limits
         self._dead_ms = dead_ms
         self._log = structlog.get_logger().bind()
-        self.num_ended = 0
-        """Jobs that have left in any way."""
 
     def batches(self, endings: Sequence[Ending]) -> Iterator[list[Ending]]:
         """Yields `endings` in groups that `write` takes in one call."""
@@ -200,7 +198,6 @@ class Recorder:
     def _recorded(self, ending: Ending, result: JobResult, status: str) -> None:
         job = ending.job
         self._table.remove(job)
-        self.num_ended += 1
         if status == "lost":
             self._log.warning("job_lost", job=job.id, epoch=job.epoch, at="finish")
             JOBS_LOST.add()
@@ -226,7 +223,6 @@ class Recorder:
         await self._scripts.release(group=self._group, jobs=jobs)
         for ending in endings:
             self._table.remove(ending.job)
-            self.num_ended += 1
             self._log.info("job_released", job=ending.job.id, epoch=ending.job.epoch)
 
     async def _fault(self, ending: Ending) -> None:
@@ -247,7 +243,6 @@ class Recorder:
             dead_ms=self._dead_ms,
         )
         self._table.remove(job)
-        self.num_ended += 1
         self._log.warning(
             "job_fault",
             job=job.id,

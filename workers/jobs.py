@@ -106,11 +106,6 @@ class RunningJob:
         self.on_left: Callable[[], None] | None = None
         """Called once the job has left this worker."""
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Output tokens over all choices and epochs."""
-        return sum(len(part.token_ids) for part in self.progress.values())
-
     def take(self, delta: TokenDelta) -> Progress:
         """Appends what one step produced to its choice, which it returns."""
         progress = self.progress.get(delta.choice)

@@ -45,7 +45,6 @@ class ShardView:
         self._since_ms = since_ms
         self._lanes: list[tuple[str, int]] = []
         self._groups: list[tuple[str, int]] = []
-        self._depths: dict[tuple[str, str], QueueDepth] = {}
         self.ends: list[tuple[int, str, str, str]] = []
         """Of the newest: time in ms, id, state, class."""
         self.ends_cut = False

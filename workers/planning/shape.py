@@ -118,16 +118,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Type of the checkpoint's weights, as "bfloat16", where the configuration says."""
 
     @property
-    def query_width(self) -> int:
-        """Features of all query heads."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Features of all key heads, and of all value heads."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
     def is_fused(self) -> bool:
         """Whether the family has a fused decoder."""
         return self.family in FUSED_FAMILIES
