@@ -9,6 +9,7 @@ directory has the seed, the number of jobs, their rate and the URL of each proce
 """
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -176,11 +177,10 @@ class Follower:
         first = stream.first(width)
         self._journal.write(n=number, resume=first)
         tokens = job.stream(from_offset=first)
-        try:
+        # How it ended stands in `tokens.end`, too, and is compared later.
+        with contextlib.suppress(JobFailed):
             async for delta in tokens:
                 self._journal.write(n=number, **line_of(delta))
-        except JobFailed:
-            pass  # how it ended stands in `tokens.end` and is compared later
         assert tokens.end is not None
         try:
             result = await job.result(timeout=60)

@@ -91,16 +91,22 @@ def run_server(
 def _wait_until_ready(server: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
     end = time.monotonic() + READY_S
     while time.monotonic() < end and server.poll() is None:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                return
-        except OSError:
-            pass  # not listening yet
+        if _is_ready(port):
+            return
         time.sleep(0.1)
     tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
     raise SystemExit(f"llama-server was not ready in {READY_S:.0f} s:\n{tail}")
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except OSError:
+        return False  # it does not listen yet
+    finally:
+        connection.close()
 
 
 def _complete(port: int, item: Item) -> int:

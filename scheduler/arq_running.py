@@ -1,6 +1,7 @@
 """arq's workers: their connection, their end, and starting them again."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -64,12 +65,10 @@ class QuietWorker(Worker):  # type: ignore[misc]  # arq is not typed
         try:
             while True:
                 await self._poll_iteration()
-                try:
+                with contextlib.suppress(TimeoutError):  # then it is time
                     async with asyncio.timeout(await self._pause_s()):
                         await self._woken.wait()
                     await asyncio.sleep(GATHER_S)
-                except TimeoutError:
-                    pass  # it is time
                 self._woken.clear()
         finally:
             _quiet.discard(self)
