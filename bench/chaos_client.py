@@ -9,13 +9,12 @@ directory has the seed, the number of jobs, their rate and the URL of each proce
 """
 
 import asyncio
-import contextlib
 import json
 import sys
 import time
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,7 @@ class Follower:
         self._journal.write(n=number, resume=first)
         tokens = job.stream(from_offset=first)
         # How it ended stands in `tokens.end`, too, and is compared later.
-        with contextlib.suppress(JobFailed):
+        with suppress(JobFailed):
             async for delta in tokens:
                 self._journal.write(n=number, **line_of(delta))
         assert tokens.end is not None
