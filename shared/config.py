@@ -158,8 +158,8 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """With models.tp above 1: a rank that keeps the others waiting for this long, or
     gives no sign of life for half of it, ends the worker; its jobs are redelivered."""
     adapters_memory_mb: int = 256
-    """Memory for LoRA adapters, the least recently used leave it first; 0 serves
-    none."""
+    """Memory for LoRA adapters, on each rank of a split model; the least recently used
+    leave it first; 0 serves none."""
     max_adapter_rank: int = 64
     """Adapters of a higher rank are refused."""
 

@@ -2,42 +2,40 @@
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from ..shared.config import WorkerConfig
-from ..shared.errors import ModelLoadError
 from .adapters_loader import NoAdapters
 
 if TYPE_CHECKING:
     from .engine.adapters.cache import AdapterCache
     from .engine.model.runner import TransformersRunner
+    from .rank_group import RankGroup
 
 _MIB = 1024 * 1024
 _TURNED_OFF = "worker.adapters_memory_mb is 0"
 
 
 def model_adapters(
-    runner: "TransformersRunner", worker: WorkerConfig
+    runner: "TransformersRunner",
+    worker: WorkerConfig,
+    group: "RankGroup | None" = None,
 ) -> "AdapterCache | NoAdapters":
     """Lets a model serve adapters.
 
     Args:
         runner: The loaded model; changed in place.
         worker: How much memory adapters may take, and their highest rank.
+        group: The ranks of a model that is split; None: it is not.
     """
     if not worker.adapters_memory_mb:
         return NoAdapters(_TURNED_OFF)
     from .engine.adapters.serving import serve_adapters
 
-    try:
-        return serve_adapters(
-            runner,
-            max_bytes=worker.adapters_memory_mb * _MIB,
-            max_rank=worker.max_adapter_rank,
-        )
-    except ModelLoadError as error:
-        structlog.get_logger().info("adapters_off", why=str(error))
-        return NoAdapters(str(error))
+    return serve_adapters(
+        runner,
+        max_bytes=worker.adapters_memory_mb * _MIB,
+        max_rank=worker.max_adapter_rank,
+        followers=None if group is None else group.ranks,
+    )
 
 
 def stand_in_adapters(worker: WorkerConfig) -> "AdapterCache | NoAdapters":

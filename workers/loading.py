@@ -151,7 +151,7 @@ def _load_model(
         # Its parsing is native code, which runs while the weights are read.
         table = beside.submit(_read_table, path)
         runner = load_beside(table, group, path, model, worker, progress)
-        adapters = model_adapters(runner, worker)
+        adapters = model_adapters(runner, worker, group)
         tokens = table.result()
         engine = _engine(profile, runner, model, worker, tokens, adapters)
     card = ModelCard(

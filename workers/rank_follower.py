@@ -10,6 +10,7 @@ from typing import Final
 
 from ..shared.losses import how_it_ended
 from ..shared.messages import encode
+from .engine.parallel.adapter_orders import AdapterOrder
 from .rank_order import RankOrder, follower_environment
 from .rank_reports import Report, ReportReader, Stage
 
@@ -74,12 +75,22 @@ class Follower:
             start_new_session=True,
         )
         self.heard_at = time.monotonic()
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed by its reports'
-            self._process.stdin.write(encode(self.order) + b"\n")
-            self._process.stdin.flush()
+        self.tell(self.order)
         return self._process.stdout.fileno()
+
+    def tell(self, order: RankOrder | AdapterOrder) -> None:
+        """Sends a line to its standard input, from any thread.
+
+        Args:
+            order: What it is to do. One that is gone does not hear it.
+        """
+        if self._process is None or self._process.stdin is None:
+            return
+        # The end of a process is noticed by its reports', and a closed pipe is ours.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(encode(order) + b"\n")
+            self._process.stdin.flush()
 
     def read(self, data: bytes) -> list[Report]:
         """Returns the reports in what it sent.

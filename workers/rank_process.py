@@ -1,7 +1,8 @@
 """A follower's process: `python -m tokenmill.workers.rank_process`.
 
-Started by `tokenmill work --tp`, never by hand. Its order comes on standard input,
-whose end means that the leader is gone; its reports leave on what was standard output.
+Started by `tokenmill work --tp`, never by hand. Its order comes on standard input, then
+which adapters to load and drop, and its end means that the leader is gone; its reports
+leave on what was standard output.
 """
 
 import os
@@ -20,10 +21,9 @@ from ..shared.logging import configure
 from ..shared.pool.orphans import end_with
 from .extras import model_stack
 from .rank_order import RankOrder
+from .rank_orders import LeaderLines, Orders
 from .rank_reports import Failed, Progressed, Reached, Reports, Stage
 
-_STDIN: Final = 0
-_ORDER_BYTES: Final = 1024 * 1024
 EXIT_UNEXPECTED: Final = 70
 """EX_SOFTWARE: a fault of ours."""
 
@@ -35,24 +35,25 @@ def main() -> NoReturn:
         # first, with the help of this one, and ends it then.
         signal.signal(number, signal.SIG_IGN)
     reports = Reports.in_place_of_stdout()
-    line = _read_order()
+    lines, orders = LeaderLines(), Orders()
+    line = lines.next()
     if line is None:
         _end(0)
     order = msgspec.json.decode(line, type=RankOrder)
     if not end_with(order.leader, signal.SIGKILL):
         _end(0)
-    _in_background(_end_with_stdin)
+    _in_background(lambda: _obey(orders, lines, reports))
     _in_background(lambda: reports.keep_alive(order.alive_s))
     configure(order.log, "worker")
     structlog.contextvars.bind_contextvars(group=order.group, rank=order.rank)
-    _end(_work(order, reports))
+    _end(_work(order, reports, orders))
 
 
-def _work(order: RankOrder, reports: Reports) -> int:
+def _work(order: RankOrder, reports: Reports, orders: Orders) -> int:
     """Follows, and tells the leader how that ended. Returns the exit code."""
     try:
         with model_stack():
-            _follow(order, reports)
+            _follow(order, reports, orders)
     except TokenmillError as error:
         reports.send(Failed(error.code, str(error)))
         return error.exit_code
@@ -63,7 +64,8 @@ def _work(order: RankOrder, reports: Reports) -> int:
     return 0
 
 
-def _follow(order: RankOrder, reports: Reports) -> None:
+def _follow(order: RankOrder, reports: Reports, orders: Orders) -> None:
+    from .engine.adapters.serving import follow_adapters
     from .engine.parallel.communicator import connect_group
     from .engine.parallel.runner import follow
     from .engine.parallel.shard import Shard
@@ -87,26 +89,23 @@ def _follow(order: RankOrder, reports: Reports) -> None:
         lambda stage, fraction: reports.send(Progressed(stage, fraction)),
         communicator,
     )
+    if order.worker.adapters_memory_mb:
+        orders.adapters = follow_adapters(
+            runner, reports.send, max_rank=order.worker.max_adapter_rank
+        )
     reports.send(Reached(Stage.READY))
     follow(runner, communicator)
     communicator.close()
 
 
-def _read_order() -> bytes | None:
-    """Returns the first line of standard input, None where its end comes first."""
-    read = b""
-    while b"\n" not in read and len(read) < _ORDER_BYTES:
-        part = os.read(_STDIN, 65_536)
-        if not part:
-            return None
-        read += part
-    return read.partition(b"\n")[0]
-
-
-def _end_with_stdin() -> None:
+def _obey(orders: Orders, lines: LeaderLines, reports: Reports) -> None:
     """Ends this process at the end of its input: the leader let it go, or is gone."""
-    while os.read(_STDIN, 4096):
-        pass
+    try:
+        orders.obey(lines)
+    except Exception as error:  # noqa: BLE001 - told to the leader, which ends all
+        structlog.get_logger().error("rank_failed", exc_info=error)
+        reports.send(Failed(EngineError.code, f"{type(error).__name__}: {error}"))
+        _end(EXIT_UNEXPECTED)
     _end(0)
 
 

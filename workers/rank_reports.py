@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from ..shared.errors import ProtocolError
+from .engine.parallel.adapter_orders import LoadAnswer
 
 LONGEST: Final = 65_536
 """Bytes of a report; more without an end is none."""
@@ -54,7 +55,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Report = Reached | Progressed | Alive | Failed
+Report = Reached | Progressed | Alive | Failed | LoadAnswer
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Report)
 
@@ -105,6 +106,9 @@ class Reports:
         """Sends one; a leader that is gone does not read it."""
         if isinstance(report, Failed):
             report = Failed(report.code, report.message[:_MESSAGE])
+        elif isinstance(report, LoadAnswer) and report.problem is not None:
+            problem = report.problem[:_MESSAGE]
+            report = msgspec.structs.replace(report, problem=problem)
         with self._lock, contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, _encoder.encode(report) + b"\n")
 

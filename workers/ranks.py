@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import structlog
 
 from ..shared.errors import ModelLoadError, ProtocolError
+from .engine.parallel.adapter_orders import AdapterOrder, LoadAnswer
 from .rank_blame import BLAME_S, Blame
 from .rank_follower import COMMAND, Follower
 from .rank_order import RankOrder
@@ -57,9 +58,11 @@ class Ranks:
         self._command = tuple(command)
         self._log = structlog.get_logger()
         self._changed = threading.Condition()
+        self._telling = threading.Lock()
         self._lost: str | None = None
         self._blame = Blame(self._followers)
         self._on_lost: list[Callable[[str], None]] = []
+        self._on_answer: Callable[[int, LoadAnswer], None] | None = None
         self._ending = False
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
@@ -77,6 +80,11 @@ class Ranks:
     def pids(self) -> tuple[int, ...]:
         """Process ids of the followers that were started."""
         return tuple(one.pid for one in self._followers if one.pid is not None)
+
+    @property
+    def size(self) -> int:
+        """How many followers there are."""
+        return len(self._followers)
 
     def start(self) -> None:
         """Starts the followers, and the thread that watches them."""
@@ -132,6 +140,16 @@ class Ranks:
                 self._on_lost.append(callback)
                 return
         callback(self._lost)
+
+    def tell(self, order: AdapterOrder) -> None:
+        """Sends an order to every follower; those that are lost do not hear it."""
+        with self._telling:
+            for follower in self._followers:
+                follower.tell(order)
+
+    def on_answer(self, callback: Callable[[int, LoadAnswer], None]) -> None:
+        """Has each answer to an order handed on, from the watching thread."""
+        self._on_answer = callback
 
     def fail(self, reason: str, *, misses_another: bool = False) -> None:
         """Says that the leader's own part has failed; ends all.
@@ -211,6 +229,9 @@ class Ranks:
         elif isinstance(report, Failed):
             follower.has_failed = True
             self._blame.hear(follower, report, time.monotonic())
+        elif isinstance(report, LoadAnswer):
+            if self._on_answer is not None:
+                self._on_answer(follower.order.rank, report)
         else:
             assert isinstance(report, Alive)
 

@@ -48,10 +48,7 @@ def load_model_runner(
         block_size=worker.block_size,
         num_blocks=worker.num_blocks,
         kv_memory_mb=worker.kv_memory_mb,
-        # Ranks of a split model serve no adapters.
-        apart_mb=max(0, worker.adapters_memory_mb - ADAPTERS_IN_MARGIN_MB)
-        if communicator is None
-        else 0,
+        apart_mb=max(0, worker.adapters_memory_mb - ADAPTERS_IN_MARGIN_MB),
         max_context=worker.max_context,
         threads=worker.threads,
         device=worker.device,

@@ -90,10 +90,10 @@ def test_what_a_follower_lacks_is_told_in_its_own_words(
 ) -> None:
     told: list[Failed] = []
 
-    def follow(_order: object, _reports: object) -> None:
+    def follow(*_given: object) -> None:
         raise ModelLoadError("no such file")
 
     monkeypatch.setattr(rank_process, "_follow", follow)
     reports = SimpleNamespace(send=told.append)
-    assert rank_process._work(SimpleNamespace(), reports) == 14
+    assert rank_process._work(SimpleNamespace(), reports, SimpleNamespace()) == 14
     assert told == [Failed("model_load_error", "no such file")]

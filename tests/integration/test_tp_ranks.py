@@ -12,11 +12,17 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 from support.pools import all_gone, clean_environment
 from support.waiting import wait_until_sync
 
 from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.workers.engine.parallel.adapter_orders import (
+    DropOrder,
+    LoadAnswer,
+    LoadOrder,
+)
 from tokenmill.workers.rank_order import RankOrder, orders
 from tokenmill.workers.rank_reports import Stage
 from tokenmill.workers.ranks import Ranks
@@ -78,7 +84,7 @@ def gone(ranks: Ranks) -> bool:
 
 
 def lost(ranks: Ranks) -> str:
-    return str(wait_until_sync(lambda: ranks.lost, timeout_s=10, what="the loss"))
+    return str(wait_until_sync(lambda: ranks.lost, what="the loss"))
 
 
 def test_followers_load_follow_and_are_let_go(play) -> None:
@@ -88,11 +94,35 @@ def test_followers_load_follow_and_are_let_go(play) -> None:
     ranks.wait(Stage.READY)
     assert sorted(seen) == [(1, "weights", 0.5), (2, "weights", 1.0)]
     assert ranks.run(lambda: 7) == 7
-    before = time.monotonic()
-    ranks.close()
-    assert time.monotonic() - before < 2, "they were let go, not killed"
+    with capture_logs() as logs:
+        ranks.close()
+    assert logs == [], "they were let go, not killed"
     assert gone(ranks)
     assert ranks.lost is None
+
+
+def test_orders_for_adapters_reach_all_and_answers_come_back(play) -> None:
+    script = """
+threading.Thread(target=live, daemon=True).start()
+reach(1, 2)
+for line in sys.stdin:
+    heard = json.loads(line)
+    say(type="adapter", ticket=heard["ticket"], digest=heard["type"], bytes=rank)
+"""
+    ranks = play(script)
+    ranks.wait(Stage.READY)
+    heard: list[tuple[int, LoadAnswer]] = []
+    ranks.on_answer(lambda rank, answer: heard.append((rank, answer)))
+    ranks.tell(LoadOrder("7", "/adapters/one"))
+    ranks.tell(DropOrder("7"))
+    wait_until_sync(lambda: len(heard) == 2 * ranks.size, what="all answers")
+    for rank in (1, 2):
+        assert [answer for one, answer in heard if one == rank] == [
+            LoadAnswer(ticket="7", digest="load", bytes=rank),
+            LoadAnswer(ticket="7", digest="drop", bytes=rank),
+        ]
+    ranks.close()
+    ranks.tell(DropOrder("7"))  # nobody is left to hear it
 
 
 def test_a_follower_that_fails_to_load_tells_why(play) -> None:
@@ -150,11 +180,11 @@ if rank == 2:
 
 
 def test_a_stopped_follower_is_lost_and_killed(play) -> None:
-    ranks = play(LOADS, silence_s=0.6)
+    ranks = play(LOADS, silence_s=1.5)
     ranks.wait(Stage.READY)
     os.kill(ranks.pids[0], signal.SIGSTOP)
     assert "rank 1 of 3" in lost(ranks)
-    assert "gave no sign of life for 0.6 s" in lost(ranks)
+    assert "gave no sign of life for 1.5 s" in lost(ranks)
     wait_until_sync(lambda: gone(ranks), what="the end of all")
 
 
@@ -169,7 +199,7 @@ worker = WorkerConfig()
 first = RankOrder(group="w", rank=1, size=3, leader=os.getpid(), path="",
     model=ModelConfig(name="m", tp=3), worker=worker, backend="gloo",
     rendezvous="", alive_s=0.05)
-ranks = Ranks(orders(first, worker, (1, 1, 1)), silence_s=0.6,
+ranks = Ranks(orders(first, worker, (1, 1, 1)), silence_s=1.5,
     command=(sys.executable, "-c", script))
 ranks.start()
 ranks.wait(Stage.READY)
@@ -207,7 +237,7 @@ def test_a_leader_that_was_stopped_itself_blames_nobody(lead) -> None:
     """Its followers were alive all the time; what they sent is read before judging."""
     leader, _ = lead(LOADS)
     leader.send_signal(signal.SIGSTOP)
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 2.0
     wait_until_sync(lambda: time.monotonic() > end)  # longer than a rank may be silent
     leader.send_signal(signal.SIGCONT)
     end = time.monotonic() + 0.5
@@ -232,7 +262,7 @@ def test_no_follower_outlives_a_killed_leader(lead, script: str) -> None:
     leader, followers = lead(script)
     leader.kill()
     leader.wait()
-    assert all_gone(followers, timeout_s=5)
+    assert all_gone(followers)
 
 
 def test_an_orphan_is_told_that_it_is_one() -> None:
@@ -246,7 +276,7 @@ def test_an_orphan_is_told_that_it_is_one() -> None:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert done.stdout == "False\n"
 
@@ -263,7 +293,7 @@ def test_work_that_waits_for_a_lost_rank_is_left_behind(play) -> None:
     began = time.monotonic()
     with pytest.raises(ModelLoadError, match="rank 1 of 3"):
         ranks.run(work)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     never.set()
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.generate_reference import NEAR_TIE, prompts
+from support.generate_reference import prompts
 from support.invariance import Scarce, drain, others, small, wanted
 from support.ranks import Ranks
-from support.step_driver import Sequence, StepDriver
+from support.step_driver import Sequence, StepDriver, check_same
 from support.tiny_models import VARIANTS
 from support.wide_models import WIDE, save_wide_model
 
@@ -67,23 +67,6 @@ def run(runner: ModelRunner, chunk: int = 24) -> list[Sequence]:
     return sequences
 
 
-def check_same(found: list[Sequence], expected: list[Sequence]) -> None:
-    """The same tokens and logits, up to the first near tie of each sequence."""
-    compared = 0
-    for mine, theirs in zip(found, expected, strict=True):
-        for step, (logits, reference) in enumerate(
-            zip(mine.logits, theirs.logits, strict=True)
-        ):
-            difference = (logits - reference).abs().max().item()
-            assert difference <= TOLERANCE, f"logits of output {step}: {difference}"
-            top = reference.topk(2).values
-            if top[0] - top[1] < NEAR_TIE:
-                break
-            assert mine.output[step] == theirs.output[step], f"output {step}"
-            compared += 1
-    assert compared >= len(LENGTHS) * OUTPUT // 2, "too many near ties to judge"
-
-
 @pytest.mark.parametrize("variant", sorted(WIDE))
 def test_every_degree_gives_the_same_tokens(
     variant: str, ranks_of: Callable[[int], Ranks], wide_model: Callable[[str], Path]
@@ -92,10 +75,11 @@ def test_every_degree_gives_the_same_tokens(
     expected = run(load_runner(path, threads=1, device="cpu", **EXACT))
     for size in (2, 4, 8) if variant in EIGHTFOLD else (2, 4):
         with ranks_of(size).serving(path, **EXACT) as runner:
-            check_same(run(runner, chunk=64 if size == 8 else 24), expected)
+            found = run(runner, chunk=64 if size == 8 else 24)
+        check_same(found, expected, TOLERANCE)
     if FAMILIES[VARIANTS[variant][0]].llama_pattern:
         with ranks_of(2).serving(path, fused=False, **EXACT) as runner:
-            check_same(run(runner), expected)
+            check_same(run(runner), expected, TOLERANCE)
 
 
 def test_every_family_is_split_as_far_as_it_goes() -> None:

@@ -7,20 +7,26 @@ A group is made once and used for many models.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
+from tokenmill.workers.engine.adapters.cache import AdapterCache
+from tokenmill.workers.engine.adapters.serving import follow_adapters, serve_adapters
 from tokenmill.workers.engine.model.lean_import import import_transformers
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.runner import TransformersRunner
+from tokenmill.workers.engine.parallel.adapter_orders import AdapterOrder, LoadAnswer
+from tokenmill.workers.engine.parallel.adapters import FollowerAdapters
 from tokenmill.workers.engine.parallel.communicator import Communicator, connect_group
 from tokenmill.workers.engine.parallel.runner import LeadingRunner, follow
 from tokenmill.workers.engine.parallel.shard import Shard
 
 T = TypeVar("T")
+ADAPTERS: Final = 1 << 26
+"""Bytes for adapters on each rank."""
 
 
 _turn = threading.Lock()
@@ -48,6 +54,37 @@ def load_in_turn(
             return load_runner(path, communicator=end, **options)
         finally:
             del end.numbers
+
+
+class ThreadFollowers:
+    """Carries orders for adapters to ranks that are threads, and answers back."""
+
+    def __init__(self) -> None:
+        self.adapters: Sequence[FollowerAdapters] = ()
+        """Of ranks 1 and up."""
+        self.told: list[AdapterOrder] = []
+        self._hear: Callable[[int, LoadAnswer], None] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.adapters)
+
+    def tell(self, order: AdapterOrder) -> None:
+        self.told.append(order)
+        for adapters in self.adapters:
+            adapters.hear(order)
+
+    def on_answer(self, callback: Callable[[int, LoadAnswer], None]) -> None:
+        self._hear = callback
+
+    def answering(self, rank: int) -> Callable[[LoadAnswer], None]:
+        """Returns where a rank's answers go."""
+
+        def answer(given: LoadAnswer) -> None:
+            assert self._hear is not None
+            self._hear(rank, given)
+
+        return answer
 
 
 class Ranks:
@@ -100,7 +137,31 @@ class Ranks:
             path: The checkpoint.
             **options: Of `load_runner`.
         """
-        runners = self.load(path, **options)
+        with self._leading(self.load(path, **options)) as leading:
+            yield leading
+
+    @contextmanager
+    def serving_adapters(
+        self, path: Path, max_bytes: int = ADAPTERS, **options: object
+    ) -> Iterator[tuple[LeadingRunner, AdapterCache, ThreadFollowers]]:
+        """The same with adapters, which every rank has its part of.
+
+        Args:
+            path: The checkpoint.
+            max_bytes: For adapters on each rank.
+            **options: Of `load_runner`.
+        """
+        runners, followers = self.load(path, **options), ThreadFollowers()
+        followers.adapters = [
+            follow_adapters(runners[rank], followers.answering(rank))
+            for rank in range(1, self.size)
+        ]
+        with self._leading(runners) as leading:
+            cache = serve_adapters(leading, max_bytes=max_bytes, followers=followers)
+            yield leading, cache, followers
+
+    @contextmanager
+    def _leading(self, runners: list[TransformersRunner]) -> Iterator[LeadingRunner]:
         following = [
             self.start(rank, lambda end, runner=runners[rank]: follow(runner, end))
             for rank in range(1, self.size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from support.generate_reference import NEAR_TIE
 
 from tokenmill.workers.engine.batch import ModelRunner, SequenceSlice, StepBatch
 
@@ -22,6 +23,7 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     """Of each output token."""
+    adapter: str | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -76,14 +78,36 @@ class StepDriver:
             if end == len(one.tokens):
                 rows.append(len(ids) - 1)
             one.done = end
+        adapters = tuple(one.adapter for one in active)
         batch = StepBatch(
             token_ids=np.array(ids, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
             slices=tuple(slices),
             logit_rows=np.array(rows, dtype=np.int64),
+            adapters=adapters if any(adapters) else (),
         )
         logits = self._runner.run(batch)
         ready = [one for one in active if one.done == len(one.tokens)]
         for one, row in zip(ready, logits, strict=True):
             one.logits.append(row.clone())
             one.output.append(int(row.argmax()))
+
+
+def check_same(
+    found: list[Sequence], expected: list[Sequence], tolerance: float
+) -> None:
+    """The same tokens and logits, up to the first near tie of each sequence."""
+    compared = 0
+    for mine, theirs in zip(found, expected, strict=True):
+        for step, (logits, reference) in enumerate(
+            zip(mine.logits, theirs.logits, strict=True)
+        ):
+            difference = (logits - reference).abs().max().item()
+            assert difference <= tolerance, f"logits of output {step}: {difference}"
+            top = reference.topk(2).values
+            if top[0] - top[1] < NEAR_TIE:
+                break
+            assert mine.output[step] == theirs.output[step], f"output {step}"
+            compared += 1
+    wanted = sum(one.max_tokens for one in expected)
+    assert compared >= wanted // 2, "too many near ties to judge"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,11 +29,15 @@ def batch(**changes: object) -> StepBatch:
     return StepBatch(**{**fields, **changes})
 
 
+@pytest.mark.parametrize("adapters", [(), ("7", None)])
 @pytest.mark.parametrize("rows", [np.array([2], np.int64), np.array([], np.int64)])
-def test_a_batch_comes_back_as_it_was(rows: np.ndarray) -> None:
-    told = batch(logit_rows=rows)
+def test_a_batch_comes_back_as_it_was(
+    rows: np.ndarray, adapters: tuple[str | None, ...]
+) -> None:
+    told = batch(logit_rows=rows, adapters=adapters)
     heard = decode(encode(told))
     assert heard.slices == told.slices
+    assert heard.adapters == told.adapters
     for name in ("token_ids", "positions", "logit_rows"):
         mine, theirs = getattr(heard, name), getattr(told, name)
         assert mine.dtype == theirs.dtype == np.int64
@@ -40,17 +45,30 @@ def test_a_batch_comes_back_as_it_was(rows: np.ndarray) -> None:
 
 
 def test_nothing_of_a_batch_is_left_out() -> None:
-    """A new field has to be sent, or to be refused as adapters are."""
+    """A new field has to be sent."""
     assert StepBatch.__struct_fields__ == (
         *("token_ids", "positions", "slices", "logit_rows"),
         "adapters",
     )
 
 
-def test_adapters_are_refused_by_name() -> None:
-    with pytest.raises(EngineError, match="lora merge"):
-        encode(batch(adapters=("polite@0", None)))
-    assert encode(batch(adapters=(None, None)))
+def test_adapters_are_told_by_what_followers_know_them_by(tmp_path: Path) -> None:
+    runners = [Recording() for _ in range(2)]
+    told = batch(adapters=("polite@0", None))
+    with Ranks(2, tmp_path / "rendezvous") as ranks:
+        following = ranks.start(1, lambda end: follow(runners[1], end))
+        leading = LeadingRunner(runners[0], ranks.ends[0])
+        with pytest.raises(EngineError, match="this group serves none"):
+            leading.run(told)
+        leading.adapters = SimpleNamespace(tickets=lambda _: ("7", None))
+        leading.run(told)
+        leading.close()
+        following.result(timeout=30)
+    assert [one.batches[0].adapters for one in runners] == [
+        ("polite@0", None),
+        ("7", None),
+    ]
+    assert runners[0].adapters is leading.adapters
 
 
 class Recording:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from tokenmill.shared.config import ModelConfig, WorkerConfig
 from tokenmill.shared.errors import ProtocolError
+from tokenmill.workers.engine.parallel.adapter_orders import (
+    AdapterOrder,
+    DropOrder,
+    LoadOrder,
+)
 from tokenmill.workers.rank_blame import BLAME_S, Blame
 from tokenmill.workers.rank_order import (
     RankOrder,
@@ -16,6 +22,7 @@ from tokenmill.workers.rank_order import (
     orders,
     share_threads,
 )
+from tokenmill.workers.rank_orders import LeaderLines, Orders
 from tokenmill.workers.rank_progress import LeastProgress
 from tokenmill.workers.rank_rendezvous import Rendezvous
 from tokenmill.workers.rank_reports import (
@@ -128,6 +135,39 @@ def test_reports_are_read_wherever_the_pipe_cuts_them() -> None:
 def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="rank"):
         ReportReader().feed(data)
+
+
+def test_orders_are_obeyed_wherever_the_pipe_cuts_them() -> None:
+    sent = [LoadOrder("1", "/adapters/one"), DropOrder("1"), LoadOrder("2", "ä" * 9)]
+    data = b"first\n" + b"".join(msgspec.json.encode(one) + b"\n" for one in sent)
+    for width in (1, len(data)):
+        out, into = os.pipe()
+        heard: list[AdapterOrder] = []
+        lines, obeying = LeaderLines(out), Orders()
+        obeying.adapters = SimpleNamespace(hear=heard.append)
+        for start in range(0, len(data), width):  # all of it fits the pipe
+            os.write(into, data[start : start + width])
+        os.close(into)
+        assert lines.next() == b"first"
+        obeying.obey(lines)
+        assert heard == sent
+        os.close(out)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"hello\n", "no order"),
+        (b'{"type":"drop","ticket":"1"}\n', "before there are adapters"),
+    ],
+)
+def test_what_is_no_order_is_refused(data: bytes, problem: str) -> None:
+    out, into = os.pipe()
+    os.write(into, data)
+    with pytest.raises(ProtocolError, match=problem):
+        Orders().obey(LeaderLines(out))
+    for descriptor in (out, into):
+        os.close(descriptor)
 
 
 def test_what_is_left_of_a_meeting_place_touches_no_other_file(tmp_path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..batch import StepBatch
     from .delta import Delta
     from .sites import AdaptedModel
-    from .source import AdapterSource
+    from .source import HeldAdapters
 
 _Hook = Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
 
@@ -71,9 +71,23 @@ class StepAdapters:
         source: Where its adapters are.
     """
 
-    def __init__(self, model: AdaptedModel, source: AdapterSource) -> None:
+    def __init__(self, model: AdaptedModel, source: HeldAdapters) -> None:
         self._model = model
         self._source = source
+
+    def tickets(self, batch: StepBatch) -> tuple[str | None, ...]:
+        """Returns by what the other ranks know each slice's adapter.
+
+        Args:
+            batch: A step with adapters.
+
+        Raises:
+            AdapterUnavailable: An adapter is not loaded.
+        """
+        return tuple(
+            None if key is None else self._source.get(key).ticket
+            for key in batch.adapters
+        )
 
     @contextmanager
     def applied(self, batch: StepBatch) -> Iterator[None]:

@@ -120,6 +120,7 @@ class AdapterCache:
         """
         with _within_patience(self._reading, str(path)):
             adapter = self._loader.load(path)
+        adapter.drop()
         self._require_fit(str(path), adapter.nbytes)
         return adapter.facts
 
@@ -133,12 +134,19 @@ class AdapterCache:
     def _read_in(self, key: str, path: Path, digest: str) -> Lease:
         with _within_patience(self._reading, key):
             adapter = self._loader.load(path)
-        _check_digest(adapter, path, digest)
-        with self._lock:
-            self._remember_size(key, adapter.nbytes)
-            self._require_room(key, adapter.nbytes)
-            self._enter(key, adapter)
-            return self._hold(key)
+        try:
+            _check_digest(adapter, path, digest)
+            with self._lock:
+                self._remember_size(key, adapter.nbytes)
+                self._require_room(key, adapter.nbytes)
+                evicted = self._enter(key, adapter)
+                lease = self._hold(key)
+        except BaseException:
+            adapter.drop()
+            raise
+        for one in evicted:  # without the lock: other ranks have to be told
+            one.drop()
+        return lease
 
     def _remember_size(self, key: str, nbytes: int) -> None:
         self._sizes[key] = nbytes
@@ -164,22 +172,26 @@ class AdapterCache:
                 "when they end, or raise worker.adapters_memory_mb"
             )
 
-    def _enter(self, key: str, adapter: LoadedAdapter) -> None:
-        """Takes an adapter in, in the place of idle ones where it must."""
+    def _enter(self, key: str, adapter: LoadedAdapter) -> list[LoadedAdapter]:
+        """Takes an adapter in; returns the idle ones that had to give way."""
+        evicted = []
         idle = [name for name, entry in self._entries.items() if not entry.holds]
         for name in idle:
             if self._bytes + adapter.nbytes <= self._max_bytes:
                 break
-            self._evict(name)
+            evicted.append(self._evict(name))
         self._entries[key] = _Entry(adapter)
         self._bytes += adapter.nbytes
         self._loads += 1
         _log.info("adapter_loaded", adapter=key, bytes=adapter.nbytes)
+        return evicted
 
-    def _evict(self, key: str) -> None:
-        self._bytes -= self._entries.pop(key).adapter.nbytes
+    def _evict(self, key: str) -> LoadedAdapter:
+        adapter = self._entries.pop(key).adapter
+        self._bytes -= adapter.nbytes
         self._evictions += 1
         _log.info("adapter_evicted", adapter=key)
+        return adapter
 
     # --- use -------------------------------------------------------------------------
     def lease(self, key: str) -> Lease:
@@ -236,6 +248,7 @@ class AdapterCache:
                 budget=self._max_bytes,
                 loads=self._loads,
                 evictions=self._evictions,
+                keys=tuple(self._entries),
             )
 
 

@@ -14,8 +14,10 @@ from ....shared.errors import ModelLoadError
 from ..model.llama_fused import merged_layers
 from ..model.placing import features, is_linear
 from ..model.quantize import EmptyLinear, Int8Linear
+from ..parallel.cuts import find_cut, layer_cuts
+from ..parallel.layers import summed_part
 from .delta import Delta, KernelDelta, TorchDelta
-from .targets import BaseLinears, prefix_of
+from .targets import BaseLinears, base_linears, prefix_of
 from .weights import LoraPair
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..model.attention import StepState
     from ..model.calibration.folding import Fold
     from ..model.device import Target
+    from ..parallel.cuts import LayerCut
 
 _WEIGHT = ".weight"
 
@@ -61,12 +64,15 @@ class AdaptedModel:
     """What calibration has multiplied into the base's weights, by tensor."""
     target: Target
     state: StepState
+    cuts: Mapping[str, LayerCut]
+    """Which part of a layer is here, by name; without those that are here whole."""
 
     def prepare(self, pairs: Mapping[str, LoraPair], path: Path) -> dict[str, Delta]:
         """Returns what to add at each site.
 
         Args:
-            pairs: An adapter's weights by layer, checked against `linears`.
+            pairs: An adapter's weights by layer, checked against `linears`; of those
+                in `cuts`, the parts that are here.
             path: The adapter's directory, for messages.
 
         Raises:
@@ -129,36 +135,51 @@ def adapted_model(checkpoint: Checkpoint, state: StepState) -> AdaptedModel:
         checkpoint: A loaded model, connected to its store.
         state: Its running step.
     """
-    model, family = checkpoint.model, checkpoint.family
+    model, family, wish = checkpoint.model, checkpoint.family, checkpoint.wish
     groups = merged_layers(model.config.num_hidden_layers) if checkpoint.merged else {}
+    cuts = _cuts(checkpoint)
     sites = {
-        name: _site(name, module, groups.get(name), model)
+        name: _site(name, module, groups.get(name), model, cuts)
         for name, module in _linears(model, f"{family.layers}.")
     }
-    shapes = {
-        part.name: (part.stop - part.start, site.in_features)
-        for site in sites.values()
-        for part in site.parts
-    }
-    linears = BaseLinears(
-        origin=str(checkpoint.path),
-        prefix=prefix_of(family),
-        layers=family.layers,
-        shapes=shapes,
-    )
-    wish = checkpoint.wish
-    return AdaptedModel(sites, linears, wish.tuning.folds, wish.target, state)
+    parts = [(part, site) for site in sites.values() for part in site.parts]
+    if wish.shard is not None:  # whose modules do not know the whole widths
+        linears = base_linears(checkpoint.path)
+    else:
+        linears = BaseLinears(
+            origin=str(checkpoint.path),
+            prefix=prefix_of(family),
+            layers=family.layers,
+            shapes={
+                part.name: (part.stop - part.start, site.in_features)
+                for part, site in parts
+            },
+        )
+    found = {part.name: find_cut(cuts, part.name) for part, _ in parts}
+    here = {name: cut for name, cut in found.items() if cut is not None}
+    return AdaptedModel(sites, linears, wish.tuning.folds, wish.target, state, here)
+
+
+def _cuts(checkpoint: Checkpoint) -> dict[str, LayerCut]:
+    """Returns a rank's parts of layers by the ends of their names; else nothing."""
+    shard = checkpoint.wish.shard
+    return {} if shard is None else layer_cuts(checkpoint.config, shard)
 
 
 def _linears(model: nn.Module, start: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the linear layers whose names begin with `start`, outermost ones only."""
+    """Yields the linear layers whose names begin with `start`, outermost ones only.
+
+    Of one whose outputs are summed over ranks it is the rank's own part: what is added
+    to that is in the sum.
+    """
     inside = "\0"  # begins no name
     for name, module in model.named_modules():
         if not name.startswith(start) or name.startswith(inside):
             continue
-        if isinstance(module, EmptyLinear) or is_linear(module):
+        own = summed_part(module)
+        if isinstance(own, EmptyLinear) or is_linear(own):
             inside = f"{name}."  # a quantized layer may hold another one
-            yield name, module
+            yield name, own
 
 
 def _site(
@@ -166,6 +187,7 @@ def _site(
     module: nn.Module,
     members: tuple[str, ...] | None,
     model: PreTrainedModel,
+    cuts: Mapping[str, LayerCut],
 ) -> Site:
     if isinstance(module, EmptyLinear):
         inputs, outputs = module.in_features, module.out_features
@@ -174,16 +196,23 @@ def _site(
     if members is None:
         return Site(name, module, (Part(name, 0, outputs),), inputs, outputs)
     parts, start = [], 0
-    for member, width in zip(members, _widths(outputs, members, model), strict=True):
+    widths = _widths(outputs, members, model, cuts)
+    for member, width in zip(members, widths, strict=True):
         parts.append(Part(member, start, start + width))
         start += width
     return Site(name, module, tuple(parts), inputs, outputs)
 
 
 def _widths(
-    outputs: int, members: tuple[str, ...], model: PreTrainedModel
+    outputs: int,
+    members: tuple[str, ...],
+    model: PreTrainedModel,
+    cuts: Mapping[str, LayerCut],
 ) -> tuple[int, ...]:
     """Returns how many rows of a merged layer each member has."""
+    here = [cut.width for name in members if (cut := find_cut(cuts, name))]
+    if here:
+        return tuple(here)
     if len(members) == 2:  # gate and up
         return outputs // 2, outputs // 2
     from ..model.families import kv_shape

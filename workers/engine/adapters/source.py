@@ -23,7 +23,16 @@ class LoadedAdapter:
     deltas: Mapping[str, Delta]
     """What to add, by the name of the model's module."""
     nbytes: int
-    """Memory that it takes."""
+    """Memory that it takes; of a split model, on the rank where it takes most."""
+    ticket: str = ""
+    """What other ranks know it by; empty where the model is not split."""
+    on_dropped: Callable[[], None] | None = None
+    """Has other ranks let go of their parts."""
+
+    def drop(self) -> None:
+        """To be called once nobody will use it."""
+        if self.on_dropped is not None:
+            self.on_dropped()
 
 
 class AdapterLoader(Protocol):
@@ -34,15 +43,19 @@ class AdapterLoader(Protocol):
         ...
 
 
-class AdapterSource(Protocol):
-    """Where the engine and the model find adapters."""
-
-    def lease(self, key: str) -> Lease:
-        """Keeps a loaded adapter from eviction until the lease is released."""
-        ...
+class HeldAdapters(Protocol):
+    """Where the model finds adapters."""
 
     def get(self, key: str) -> LoadedAdapter:
         """Returns a loaded adapter; without a lease it may be gone the next moment."""
+        ...
+
+
+class AdapterSource(HeldAdapters, Protocol):
+    """Where the engine finds them, too."""
+
+    def lease(self, key: str) -> Lease:
+        """Keeps a loaded adapter from eviction until the lease is released."""
         ...
 
 
@@ -57,6 +70,8 @@ class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes at most."""
     loads: int
     evictions: int
+    keys: tuple[str, ...] = ()
+    """Of those loaded; least recently leased first."""
 
 
 class Lease:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from ....shared.errors import EngineError
 from ..batch import SequenceSlice, StepBatch
 
 
@@ -26,6 +25,7 @@ class _Plan(msgspec.Struct, array_like=True):
     logit_rows: bytes
     """int32."""
     slices: list[_Slice]
+    adapters: tuple[str | None, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,16 +36,8 @@ def encode(batch: StepBatch) -> bytes:
     """Returns a batch as bytes.
 
     Args:
-        batch: Token ids, positions and blocks below 2^31.
-
-    Raises:
-        EngineError: It asks for adapters, which ranks do not load.
+        batch: Token ids, positions and blocks below 2^31; adapters by their tickets.
     """
-    if any(name is not None for name in getattr(batch, "adapters", ())):
-        raise EngineError(
-            "adapters are not served by a group of several ranks; merge the adapter "
-            "(`tokenmill lora merge`) or use tp=1"
-        )
     return _encoder.encode(
         _Plan(
             _packed(batch.token_ids),
@@ -61,6 +53,7 @@ def encode(batch: StepBatch) -> bytes:
                 )
                 for piece in batch.slices
             ],
+            batch.adapters,
         )
     )
 
@@ -86,6 +79,7 @@ def decode(data: bytes) -> StepBatch:
             for piece in plan.slices
         ),
         logit_rows=_unpacked(plan.logit_rows).astype(np.int64),
+        adapters=plan.adapters,
     )
 
 

@@ -38,11 +38,20 @@ def iterate_parts(
     for file in shard_files(directory):
         for name, tensor in mapped_tensors(file):
             if name in wanted:
-                yield name, _read(tensor, wanted[name], f"{file}: tensor {name}")
+                yield name, read_part(tensor, wanted[name], f"{file}: tensor {name}")
 
 
-def _read(stored: torch.Tensor, cut: TensorCut | None, which: str) -> torch.Tensor:
-    """Returns a part in memory of its own, which keeps no file mapped."""
+def read_part(stored: torch.Tensor, cut: TensorCut | None, which: str) -> torch.Tensor:
+    """Returns a part in memory of its own, which keeps no file mapped.
+
+    Args:
+        stored: The whole tensor, or a view of it in a file.
+        cut: Which part; None is all of it.
+        which: Names the tensor in messages.
+
+    Raises:
+        ModelLoadError: It is smaller than the part.
+    """
     if cut is None:
         return stored.clone()
     there = stored.shape[cut.dim] if cut.dim < stored.dim() else 0

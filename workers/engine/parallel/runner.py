@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import structlog
 
 from ....shared.errors import EngineError
@@ -12,6 +13,7 @@ from .plans import decode, encode
 if TYPE_CHECKING:
     import torch
 
+    from ..adapters.applying import StepAdapters
     from ..batch import ModelRunner, StepBatch
     from .communicator import Communicator
 
@@ -39,6 +41,17 @@ class LeadingRunner:
         self._runner = runner
         self._communicator = communicator
         self._stopped = False
+        self._adapters: StepAdapters | None = None
+
+    @property
+    def adapters(self) -> StepAdapters | None:
+        """Rank 0's part of the adapters, once it is set."""
+        return self._adapters
+
+    @adapters.setter
+    def adapters(self, adapters: StepAdapters) -> None:
+        self._adapters = adapters
+        self._runner.adapters = adapters  # type: ignore[attr-defined]  # see `serving`
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the runner has)
         return getattr(self._runner, name)
@@ -55,8 +68,17 @@ class LeadingRunner:
         Raises:
             GroupLost: A rank is gone or did not answer in time.
         """
-        self._communicator.broadcast_bytes(_STEP + encode(batch))
+        self._communicator.broadcast_bytes(_STEP + encode(self._told(batch)))
         return self._runner.run(batch)
+
+    def _told(self, batch: StepBatch) -> StepBatch:
+        """Returns a step as the other ranks are told it: adapters by their tickets."""
+        if not batch.adapters:
+            return batch
+        if self._adapters is None:
+            raise EngineError("a step has adapters, and this group serves none")
+        tickets = self._adapters.tickets(batch)
+        return msgspec.structs.replace(batch, adapters=tickets)
 
     def close(self) -> None:
         """Tells the followers to end; safe to call again and after a loss."""
