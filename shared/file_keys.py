@@ -22,6 +22,11 @@ def files_key(tenant: str) -> str:
     return f"tm:files:{tenant}"
 
 
+def arriving_key(tenant: str) -> str:
+    """zset, `<id>:<bytes>` of an upload -> Redis ms until which it counts."""
+    return f"tm:file:arriving:{tenant}"
+
+
 def batch_key(batch_id: str) -> str:
     """string, JSON BatchRecord."""
     return f"tm:batch:{batch_id}"

@@ -51,7 +51,7 @@ class Files:
 
     def __init__(self, owner: "Gateway") -> None:
         self._owner = owner
-        self.quota = FilesQuota(owner.config.gateway)
+        self.quota = FilesQuota(owner)
         self._store: FilesStore | None = None
         self._opening = asyncio.Lock()
 

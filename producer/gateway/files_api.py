@@ -49,14 +49,13 @@ _UPLOAD: Final[dict[str, Any]] = {
 async def upload(request: Request, caller: _Caller, owner: _Gateway) -> StructResponse:
     """Keeps a file for batches to read: JSONL, one request a line."""
     files, file_id, tenant = owner.files, new_file_id(), caller.tenant
-    most = await files.quota.room(files.records, tenant)
-    too_large = (
-        files.quota.too_many_bytes
-        if most < owner.config.gateway.max_file_bytes
-        else _too_large(most)
-    )
     expected = _content_length(request)
-    with files.quota.taken(tenant, most if expected is None else min(expected, most)):
+    async with files.quota.room(files.records, tenant, file_id, expected) as most:
+        too_large = (
+            files.quota.too_many_bytes
+            if most < owner.config.gateway.max_file_bytes
+            else _too_large(most)
+        )
         async with files.writing(tenant, file_id) as written:
             form = await receive(request, written, most, too_large)
             _check_fields(form)

@@ -1,50 +1,45 @@
-"""How much of the store a tenant may fill.
+"""How much of the store a tenant may fill, whichever gateways its uploads come through.
 
-What is there is counted in the records of its files, and what is on its way to this
-gateway is added: so many uploads at once cannot fill more than one after the other.
+What is there is counted in the records of its files. What arrives is noted in Redis for
+as long as it does, in one step with the count: so many uploads at once, at however many
+gateways, cannot fill more than one after the other. A note is renewed while its upload
+goes on, and lapses with a gateway that dies.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
+import structlog
+from redis.exceptions import WatchError
+
+from ...shared.errors import RedisUnavailable, TokenmillError
+from ...shared.file_keys import arriving_key
 from .errors import ApiError
 
 if TYPE_CHECKING:
-    from ...shared.config import GatewayConfig
+    from .context import Gateway
     from .files_models import FileRecord
     from .owned_records import OwnedRecords
+
+NOTE_S: Final = 60.0
+"""How long the note of an upload counts; it is renewed three times as often."""
+_ATTEMPTS: Final = 100
+_log = structlog.get_logger(__name__)
 
 
 class FilesQuota:
     """Grants room to uploads.
 
     Args:
-        settings: `gateway.max_file_bytes`, `max_tenant_files` and `max_tenant_bytes`.
+        owner: The gateway; its settings `max_file_bytes`, `max_tenant_files` and
+            `max_tenant_bytes` are the bounds.
     """
 
-    def __init__(self, settings: "GatewayConfig") -> None:
-        self._settings = settings
-        self._arriving: defaultdict[str, list[int]] = defaultdict(list)
-        """Tenant -> bytes that each of its uploads may have."""
-
-    async def room(self, records: "OwnedRecords[FileRecord]", tenant: str) -> int:
-        """Returns the bytes that one more upload may have.
-
-        Raises:
-            ApiError: 403: the tenant has as many files or bytes as it may.
-        """
-        stored = await records.all_of(tenant)
-        arriving = self._arriving.get(tenant, [])
-        most_files = self._settings.max_tenant_files
-        if len(stored) + len(arriving) >= most_files:
-            raise _full(f"{most_files} files (gateway.max_tenant_files)")
-        num_bytes = sum(record.num_bytes for record in stored) + sum(arriving)
-        left = self._settings.max_tenant_bytes - num_bytes
-        if left <= 0:
-            raise self.too_many_bytes
-        return min(left, self._settings.max_file_bytes)
+    def __init__(self, owner: "Gateway") -> None:
+        self._owner = owner
+        self._settings = owner.config.gateway
 
     @property
     def too_many_bytes(self) -> ApiError:
@@ -52,17 +47,114 @@ class FilesQuota:
         most = self._settings.max_tenant_bytes
         return _full(f"{most} bytes in files (gateway.max_tenant_bytes)")
 
-    @contextmanager
-    def taken(self, tenant: str, num_bytes: int) -> Iterator[None]:
-        """Keeps room for an upload for the length of a `with` block."""
-        arriving = self._arriving[tenant]
-        arriving.append(num_bytes)
+    @asynccontextmanager
+    async def room(
+        self,
+        records: "OwnedRecords[FileRecord]",
+        tenant: str,
+        file_id: str,
+        expected: int | None,
+    ) -> AsyncIterator[int]:
+        """Keeps room for an upload for the length of a `with` block.
+
+        Args:
+            records: Of all files.
+            tenant: Whose it is.
+            file_id: Of the file that is to be.
+            expected: Bytes that it will have at most, if that is known; else all that
+                are left are kept for it.
+
+        Yields:
+            The bytes that it may have.
+
+        Raises:
+            ApiError: 403: the tenant has as many files or bytes as it may.
+        """
+        patiently = self._owner.client.session.patiently
+        left, note = await patiently(
+            lambda: self._note(records, tenant, file_id, expected)
+        )
+        renewing = asyncio.create_task(self._renew(tenant, note))
         try:
-            yield
+            yield left
         finally:
-            arriving.remove(num_bytes)
-            if not arriving:
-                self._arriving.pop(tenant, None)
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            await asyncio.shield(self._forget(tenant, note))
+
+    async def _note(
+        self,
+        records: "OwnedRecords[FileRecord]",
+        tenant: str,
+        file_id: str,
+        expected: int | None,
+    ) -> tuple[int, str]:
+        """Counts, and notes the upload unless another one came in between."""
+        key = arriving_key(tenant)
+        for _ in range(_ATTEMPTS):
+            async with self._owner.redis.pipeline(transaction=True) as pipeline:
+                await pipeline.watch(key)
+                seconds, _us = await pipeline.time()
+                now_ms = int(seconds) * 1000
+                notes = await pipeline.zrangebyscore(key, now_ms, "+inf")
+                arriving = dict(_read(note) for note in notes)
+                # Read after the notes: what has arrived since is in both, once by id.
+                for record in await records.all_of(tenant):
+                    arriving[record.id] = record.num_bytes
+                arriving.pop(file_id, None)  # where an answer was lost on the way
+                left = self._left(arriving)
+                note = f"{file_id}:{left if expected is None else min(expected, left)}"
+                pipeline.multi()  # type: ignore[no-untyped-call]
+                pipeline.zremrangebyscore(key, "-inf", now_ms)
+                pipeline.zadd(key, {note: now_ms + round(NOTE_S * 1000)})
+                pipeline.pexpire(key, round(NOTE_S * 1000))
+                try:
+                    await pipeline.execute()
+                except WatchError:
+                    continue
+                return left, note
+        raise RedisUnavailable(f"{key} is changed by others all the time; try again")
+
+    def _left(self, sizes: dict[str, int]) -> int:
+        """Bytes that one more file may have beside those of these sizes."""
+        most_files = self._settings.max_tenant_files
+        if len(sizes) >= most_files:
+            raise _full(f"{most_files} files (gateway.max_tenant_files)")
+        left = self._settings.max_tenant_bytes - sum(sizes.values())
+        if left <= 0:
+            raise self.too_many_bytes
+        return min(left, self._settings.max_file_bytes)
+
+    async def _renew(self, tenant: str, note: str) -> None:
+        redis, key = self._owner.redis, arriving_key(tenant)
+
+        async def renew() -> None:
+            seconds, _us = await redis.time()
+            pipeline = redis.pipeline(transaction=False)
+            pipeline.zadd(key, {note: int(seconds) * 1000 + round(NOTE_S * 1000)})
+            pipeline.pexpire(key, round(NOTE_S * 1000))
+            await pipeline.execute()
+
+        while True:
+            await asyncio.sleep(NOTE_S / 3)
+            try:
+                await self._owner.client.session.patiently(renew)
+            except TokenmillError as error:
+                _log.warning("upload_not_noted", tenant=tenant, code=error.code)
+
+    async def _forget(self, tenant: str, note: str) -> None:
+        redis, key = self._owner.redis, arriving_key(tenant)
+        try:
+            await self._owner.client.session.patiently(lambda: redis.zrem(key, note))
+        except TokenmillError as error:
+            # It lapses by itself, and the upload has its own answer.
+            _log.warning("upload_still_noted", tenant=tenant, code=error.code)
+
+
+def _read(note: bytes) -> tuple[str, int]:
+    """The id and the bytes of an upload that arrives."""
+    file_id, _, num_bytes = note.decode(errors="replace").partition(":")
+    return file_id, int(num_bytes) if num_bytes.isdigit() else 0
 
 
 def _full(most: str) -> ApiError:

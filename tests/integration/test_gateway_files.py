@@ -13,7 +13,8 @@ from support.s3_server import BUCKET, s3_server
 from support.served import Served, gateway_config, served
 from support.waiting import wait_until
 
-from tokenmill.shared.file_keys import file_key, files_key
+from tokenmill.producer.gateway import files_quota
+from tokenmill.shared.file_keys import arriving_key, file_key, files_key
 
 MOST = 300_000
 HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -281,6 +282,48 @@ async def test_uploads_that_arrive_at_once_share_the_room(
         )
         assert sorted(reply.status_code for reply in replies) == [200] * 2 + [403] * 4
         assert len(objects(tmp_path)) == 2
+
+
+async def test_uploads_through_two_gateways_share_the_room(
+    newest_redis, store, tmp_path
+) -> None:
+    config = gateway_config(tmp_path, max_tenant_bytes=100_000)
+    async with (
+        served(config, newest_redis.url) as one,
+        served(config, newest_redis.url) as other,
+    ):
+        replies = await asyncio.gather(
+            *(upload(gateway, b"x" * 40_000) for gateway in (one, other) * 3)
+        )
+    assert sorted(reply.status_code for reply in replies) == [200] * 2 + [403] * 4
+    assert not await store.exists(arriving_key("default"))
+
+
+async def test_the_room_of_an_upload_is_kept_while_it_lasts_and_lapses_with_its_gateway(
+    newest_redis, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(files_quota, "NOTE_S", 0.3)
+    config = gateway_config(tmp_path, max_tenant_bytes=100_000)
+    key = arriving_key("default")
+    async with served(config, newest_redis.url) as gateway:
+        files = gateway.owner.files
+        async with files.quota.room(files.records, "default", "file-a", 70_000) as most:
+            assert most == 100_000
+            ((note, until),) = await store.zrange(key, 0, -1, withscores=True)
+            assert note == b"file-a:70000"
+
+            async def renewed():
+                return (await store.zscore(key, note) or 0) > until
+
+            await wait_until(renewed, what="the note is renewed")
+        monkeypatch.undo()
+        # As a gateway leaves it that is killed, and a moment later.
+        seconds, _ = await store.time()
+        await store.zadd(key, {"file-b:70000": (seconds + 60) * 1000})
+        refused = await upload(gateway, b"x" * 40_000)
+        assert refused.json()["error"]["code"] == "files_quota_exceeded"
+        await store.zadd(key, {"file-b:70000": (seconds - 1) * 1000})
+        assert (await upload(gateway, b"x" * 40_000)).status_code == 200
 
 
 async def test_a_store_that_is_away_is_told(newest_redis, store, tmp_path) -> None:
