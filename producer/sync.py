@@ -1,13 +1,14 @@
 """The same client for code without an event loop, usable from many threads."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
 from ..shared.errors import TokenmillError
-from ..shared.messages import Delta, End, JobResult, Prompt
+from ..shared.messages import Delta, End, JobResult, ModelCard, Prompt
 from .accounts import SyncAccountCalls
 from .adapters.calls import SyncAdapterCalls
+from .assembler import Position
 from .client import PATIENCE_S, Client
 from .dead_calls import SyncDeadCalls
 from .info import JobInfo, ModelInfo
@@ -16,6 +17,8 @@ from .loop_thread import LoopThread as LoopThread
 from .models.calls import SyncVersionCalls
 from .stream import TokenStream
 from .submit import WhenFull, WhenUnserved
+from .watch.history import HistorySample
+from .watch.snapshot import PoolSnapshot
 
 T = TypeVar("T")
 
@@ -92,6 +95,11 @@ class SyncJob:
         """Whether the idempotency key was known, so that this is the earlier job."""
         return self._job.duplicate
 
+    @property
+    def outcome(self) -> JobResult | None:
+        """The recorded result, good or bad, where this handle has seen it."""
+        return self._job.outcome
+
     def result(self, timeout: float | None = None) -> JobResult:
         """Waits for the end and returns the result; see `Job.result`."""
         return self._thread.run(self._job.result(timeout))
@@ -101,10 +109,16 @@ class SyncJob:
         return self._thread.run(self._job.done())
 
     def stream(
-        self, from_offset: int = 0, *, cancel_on_leave: bool = False
+        self,
+        from_offset: int = 0,
+        *,
+        positions: Mapping[int, Position] | None = None,
+        cancel_on_leave: bool = False,
     ) -> SyncStream:
         """Follows the output; see `Job.stream`."""
-        stream = self._job.stream(from_offset, cancel_on_leave=cancel_on_leave)
+        stream = self._job.stream(
+            from_offset, positions=positions, cancel_on_leave=cancel_on_leave
+        )
         return SyncStream(self._thread, stream)
 
     def cancel(self) -> str:
@@ -200,6 +214,7 @@ class SyncClient(SyncDeadCalls, SyncAccountCalls, SyncAdapterCalls, SyncVersionC
         when_unserved: WhenUnserved = "refuse",
         when_full: WhenFull = "wait",
         wait_s: float | None = None,
+        is_one_request: bool = False,
     ) -> list[SyncJob]:
         """Enqueues many prompts in few round trips; see `Client.submit_many`."""
         jobs = self._thread.run(
@@ -208,6 +223,7 @@ class SyncClient(SyncDeadCalls, SyncAccountCalls, SyncAdapterCalls, SyncVersionC
                 when_unserved=when_unserved,
                 when_full=when_full,
                 wait_s=wait_s,
+                is_one_request=is_one_request,
             )
         )
         return [SyncJob(self._thread, job) for job in jobs]
@@ -237,3 +253,15 @@ class SyncClient(SyncDeadCalls, SyncAccountCalls, SyncAdapterCalls, SyncVersionC
     def models(self) -> list[ModelInfo]:
         """Returns the models that the pool knows, and how many workers serve each."""
         return self._thread.run(self._client.models())
+
+    def model_card(self, name: str) -> ModelCard | None:
+        """Returns what workers say of a model; None when none has ever started."""
+        return self._thread.run(self._client.model_card(name))
+
+    def snapshot(self) -> PoolSnapshot:
+        """Returns the pool at this moment; see `Client.snapshot`."""
+        return self._thread.run(self._client.snapshot())
+
+    def history(self, last: int = 360) -> list[HistorySample]:
+        """Returns samples of the last hour, oldest first; see `Client.history`."""
+        return self._thread.run(self._client.history(last))

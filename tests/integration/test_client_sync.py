@@ -167,3 +167,10 @@ def test_a_full_queue_is_an_error_or_waited_out(mill, group) -> None:
     assert list(caught.value.refused) == [0, 1]
     assert first.cancel() == "cancelled"
     assert mill.submit("second", when_full="wait", wait_s=20).id
+
+
+def test_the_pool_is_seen_as_by_the_other_client(mill):
+    seen = mill.snapshot()
+    assert [one.model for one in seen.groups] == [mill.models()[0].name]
+    assert mill.model_card(seen.groups[0].model) is not None
+    assert mill.history(1) == []
