@@ -27,7 +27,7 @@ from .bulk_api import cancel_bulk_run
 from .context import Gateway, gateway
 from .documented import StructResponse, answers, takes
 from .errors import ApiError
-from .live_views import LiveViews, live_view, tenant_seen
+from .live_views import LiveViews, tenant_seen
 from .sse import EventStream
 
 router: Final = APIRouter(prefix="/v1/admin", tags=["dashboard"])
@@ -42,6 +42,9 @@ def _views(request: Request) -> LiveViews:
     found = request.app.state.live_views
     assert isinstance(found, LiveViews)
     return found
+
+
+_Views = Annotated[LiveViews, Depends(_views)]
 
 
 @router.get("/me", responses=answers(Me))
@@ -70,9 +73,9 @@ async def me(caller: _Anyone, owner: _Gateway) -> Response:
 
 
 @router.get("/snapshot", responses=answers(LiveView))
-async def snapshot(caller: _Viewer, owner: _Gateway) -> Response:
-    """The pool at this moment, once."""
-    return StructResponse(await live_view(owner, caller))
+async def snapshot(caller: _Viewer, views: _Views) -> Response:
+    """The pool at this moment, once; its newest jobs as of the last second."""
+    return StructResponse(await views.once(caller))
 
 
 @router.get(
@@ -80,9 +83,7 @@ async def snapshot(caller: _Viewer, owner: _Gateway) -> Response:
     response_class=PlainResponse,
     responses=answers(LiveView, media_type="text/event-stream"),
 )
-async def events(
-    caller: _Viewer, owner: _Gateway, views: Annotated[LiveViews, Depends(_views)]
-) -> Response:
+async def events(caller: _Viewer, owner: _Gateway, views: _Views) -> Response:
     """The pool each second as server-sent events, for as long as someone watches.
 
     `snapshot` is a view of the pool, `sample` a new sample of the history, `problem`

@@ -5,7 +5,7 @@ while nobody watches. Viewers who may see the same share the encoded bytes.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
 import msgspec
@@ -16,12 +16,10 @@ from ...shared.errors import ProtocolError, TokenmillError
 from ...shared.keys import BEYOND
 from ...shared.watch.snapshot import HistorySample, PoolSnapshot
 from ..info import JobInfo
-from ..job_pages import jobs_page
-from ..listing import recent_jobs
-from ..newest_jobs import NewestJobs
 from .admin_models import LiveView, RunRow
 from .auth import Caller, Scope
 from .context import Gateway
+from .recent_jobs import RecentJobs
 from .sse import event
 
 EVERY_S: Final = 1.0
@@ -30,8 +28,6 @@ _HISTORY_TURNS: Final = 5
 """Looks between two reads of the history, whose samples come every ten seconds."""
 _RECENT_TURNS: Final = 2
 """Looks between two reads of the newest jobs."""
-_RECENT: Final = 12
-"""Newest jobs in a view."""
 _RUNS: Final = 50
 _ALL: Final = None
 """Stands for every tenant."""
@@ -52,8 +48,8 @@ class LiveViews:
         self._someone = asyncio.Event()
         self._current: dict[str | None, list[bytes]] = {}
         """Tenant -> events of the latest look."""
-        self._recent: dict[str | None, tuple[JobInfo, ...]] = {}
-        self._newest = NewestJobs(owner.client, _RECENT)
+        self._recent: Mapping[str | None, tuple[JobInfo, ...]] = {}
+        self._jobs = RecentJobs(owner)
         self._last_sample_ms = 0
         self.looks = 0
         """Taken so far: tests hold against it that viewers share them."""
@@ -89,13 +85,19 @@ class LiveViews:
         finally:
             del self._viewers[bell]
 
+    async def once(self, caller: Caller) -> LiveView:
+        """Returns the pool at this moment, as a caller may see it."""
+        tenant = tenant_seen(caller)
+        recent = await self._jobs.of({tenant})
+        pool = await self._owner.client.snapshot()
+        return await view_of(self._owner, pool, tenant, recent[tenant])
+
     async def run(self) -> None:
         """Samples, for as long as the gateway runs."""
         while True:
             if not self._viewers:
                 self._someone.clear()
                 self._current, self._recent = {}, {}
-                self._newest = NewestJobs(self._owner.client, _RECENT)
                 await self._someone.wait()
             begun = asyncio.get_running_loop().time()
             await self._look()
@@ -111,7 +113,7 @@ class LiveViews:
             pool = await self._owner.client.snapshot()
             sample = await self._new_sample()
             if self.looks % _RECENT_TURNS == 1 or tenants - self._recent.keys():
-                await self._look_at_jobs(tenants)
+                self._recent = await self._jobs.of(tenants)
             for tenant in tenants:
                 view = await view_of(self._owner, pool, tenant, self._recent[tenant])
                 events = [event(msgspec.json.encode(view), kind="snapshot")]
@@ -122,14 +124,6 @@ class LiveViews:
             _log.warning("live_view_failed", error=str(error))
             told = event(msgspec.json.encode({"message": str(error)}), kind="problem")
             self._current = {tenant: [told] for tenant in tenants}
-
-    async def _look_at_jobs(self, tenants: set[str | None]) -> None:
-        named = {tenant for tenant in tenants if tenant is not None}
-        recent: dict[str | None, tuple[JobInfo, ...]] = {}
-        recent.update(await self._newest.look(named))
-        if _ALL in tenants:
-            recent[_ALL] = await recent_of(self._owner, _ALL)
-        self._recent = recent
 
     async def _new_sample(self) -> HistorySample | None:
         if self.looks % _HISTORY_TURNS != 1:
@@ -144,23 +138,6 @@ class LiveViews:
 def tenant_seen(caller: Caller) -> str | None:
     """Returns the only tenant that a caller may see, or None for every one."""
     return _ALL if Scope.ADMIN in caller.scopes else caller.tenant
-
-
-async def live_view(owner: Gateway, caller: Caller) -> LiveView:
-    """Returns the pool at this moment, as the caller may see it."""
-    tenant = tenant_seen(caller)
-    recent = await recent_of(owner, tenant)
-    return await view_of(owner, await owner.client.snapshot(), tenant, recent)
-
-
-async def recent_of(owner: Gateway, tenant: str | None) -> tuple[JobInfo, ...]:
-    """Returns the newest jobs of a tenant, or of all."""
-    session = owner.client.session
-    if tenant is None:
-        return tuple(await recent_jobs(session, _RECENT, None))
-    # Among many jobs of others it looks at a bounded number.
-    page = await jobs_page(session, limit=_RECENT, tenant=tenant)
-    return tuple(page.jobs)
 
 
 async def view_of(

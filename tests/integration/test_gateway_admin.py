@@ -9,6 +9,7 @@ import pytest
 from support.shard_client import Shard
 from support.waiting import wait_until
 
+from tokenmill.producer.gateway import recent_jobs
 from tokenmill.producer.gateway.auth import TENANT_HEADER, Caller
 from tokenmill.producer.gateway.live_views import EVERY_S, LiveViews
 from tokenmill.producer.newest_jobs import NewestJobs
@@ -236,16 +237,15 @@ async def test_a_key_without_the_scope_read_sees_nothing(gateway, keys) -> None:
         assert (await gateway.http.get(f"/v1/admin/{path}")).status_code == 401
 
 
+async def num_reads(shard) -> int:
+    stats = await shard.client.info("commandstats")
+    names = ("cmdstat_hgetall", "cmdstat_hget")
+    return sum(stats.get(name, {}).get("calls", 0) for name in names)
+
+
 async def test_a_small_tenant_is_watched_at_the_cost_of_what_is_new(
     gateway, shard
 ) -> None:
-    async def num_reads() -> int:
-        stats = await shard.client.info("commandstats")
-        return sum(
-            stats.get(f"cmdstat_{name}", {}).get("calls", 0)
-            for name in ("hgetall", "hget")
-        )
-
     old = await enqueue(shard, "acme")
     for _ in range(100):
         await enqueue(shard, "globex")
@@ -256,11 +256,11 @@ async def test_a_small_tenant_is_watched_at_the_cost_of_what_is_new(
     new = await enqueue(shard, "acme")
     await enqueue(shard, "globex")
     await shard.run_again(old)
-    before = await num_reads()
+    before = await num_reads(shard)
     found = await newest.look({"acme"})
     assert [job.id for job in found["acme"]] == [new, old]
     assert [job.state for job in found["acme"]] == ["queued", "running"]
-    assert await num_reads() - before < 20  # and not one for each job of others
+    assert await num_reads(shard) - before < 20  # and not one for each job of others
 
     third = await enqueue(shard, "acme")
     found = await newest.look({"acme", "globex"})  # who comes later sees all as well
@@ -268,6 +268,33 @@ async def test_a_small_tenant_is_watched_at_the_cost_of_what_is_new(
     assert {job.tenant for job in found["globex"]} == {"globex"}
     assert len(found["globex"]) == 2
     assert await newest.look(()) == {}
+
+
+async def test_asking_for_snapshots_again_and_again_reads_no_jobs_of_others(
+    gateway, shard, keys, monkeypatch
+) -> None:
+    async def recent(key: str) -> list[str]:
+        reply = await gateway.http.get("/v1/admin/snapshot", headers=keys[key])
+        return [job["id"] for job in reply.json()["recent"]]
+
+    mine = await enqueue(shard, "acme")
+    for _ in range(100):
+        await enqueue(shard, "globex")
+    assert await recent("acme") == [mine]
+    assert len(await recent("admin")) == recent_jobs.MOST
+    before = await num_reads(shard)
+    for _ in range(5):
+        assert await recent("acme") == [mine]
+    assert await num_reads(shard) - before < 50
+
+    monkeypatch.setattr(recent_jobs, "FRESH_S", 0.0)
+    new = await enqueue(shard, "acme")
+    before = await num_reads(shard)
+    assert await recent("acme") == [new, mine]
+    assert (await recent("admin"))[0] == new
+    assert await num_reads(shard) - before < 80
+    monkeypatch.setattr(recent_jobs, "FORGET_S", 0.0)  # long after, all is found anew
+    assert await recent("acme") == [new, mine]
 
 
 # --- one look for all ------------------------------------------------------------
