@@ -66,8 +66,8 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-class ChunkWriter:
-    """Writes the chunks of one request.
+class _Writer:
+    """Writes the chunks of one stream.
 
     Args:
         job_id: Of its first job.
@@ -95,66 +95,35 @@ class ChunkWriter:
         self._spell = spell
         self._usage = None if with_usage else UNSET
         self._writers: dict[int, CompletionLogprobsWriter] = {}
+        """Number of a choice -> what counts the text of a completion so far."""
 
-    def chat(self, delta: Delta) -> Iterator[ChatCompletionChunk]:
-        """Yields the chunks of what is new of a chat.
+
+class ChatChunks(_Writer):
+    """Writes a chat; see `_Writer` for its arguments."""
+
+    def of(self, delta: Delta, first: int = 0) -> Iterator[ChatCompletionChunk]:
+        """Yields the chunks of what is new.
 
         Args:
-            delta: Of its job.
+            delta: Of one of the stream's jobs.
+            first: Number of that job's first choice.
         """
+        index, logprobs = first + delta.choice, None
         if delta.offset == 0 and (delta.token_ids or delta.finish_reason):
-            yield self._chat(delta.choice, ChatDelta(role="assistant", content=""))
-        logprobs = None
+            yield self._of_choice(index, ChatDelta(role="assistant", content=""))
         if delta.logprobs and self._spell is not None:
             logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._spell)
         if delta.text or logprobs is not None:
-            yield self._chat(delta.choice, ChatDelta(content=delta.text), logprobs)
+            yield self._of_choice(index, ChatDelta(content=delta.text), logprobs)
         if delta.finish_reason is not None:
             end = ending_of(delta.finish_reason)
-            yield self._chat(delta.choice, ChatDelta(), None, end)
+            yield self._of_choice(index, ChatDelta(), None, end)
 
-    def completion(self, delta: Delta, first: int = 0) -> Iterator[CompletionChunk]:
-        """Yields the chunks of what is new of a completion.
+    def usage(self, usage: Usage) -> ChatCompletionChunk:
+        """Returns the chunk that counts the tokens."""
+        return self._chunk([], usage)
 
-        Args:
-            delta: Of one of its jobs.
-            first: Number of that job's first choice.
-        """
-        index = first + delta.choice
-        logprobs = None
-        if delta.logprobs and self._spell is not None:
-            writer = self._writers.get(index)
-            if writer is None:
-                writer = CompletionLogprobsWriter(self._spell)
-                self._writers[index] = writer
-            logprobs = writer.write(delta.token_ids, delta.logprobs)
-        reason = delta.finish_reason
-        if not delta.text and logprobs is None and reason is None:
-            return
-        choice = CompletionChunkChoice(
-            index=index,
-            text=delta.text,
-            logprobs=logprobs,
-            finish_reason=None if reason is None else ending_of(reason),
-        )
-        yield self._completion([choice], self._usage)
-
-    def chat_usage(self, usage: Usage) -> ChatCompletionChunk:
-        """Returns the chunk that counts the tokens of a chat."""
-        return ChatCompletionChunk(
-            id=CHAT_ID + self._job_id,
-            created=self._created,
-            model=self._model,
-            system_fingerprint=self._version,
-            choices=[],
-            usage=usage,
-        )
-
-    def completion_usage(self, usage: Usage) -> CompletionChunk:
-        """Returns the chunk that counts the tokens of a completion."""
-        return self._completion([], usage)
-
-    def _chat(
+    def _of_choice(
         self,
         index: int,
         delta: ChatDelta,
@@ -164,16 +133,56 @@ class ChunkWriter:
         choice = ChatChunkChoice(
             index=index, delta=delta, logprobs=logprobs, finish_reason=end
         )
+        return self._chunk([choice], self._usage)
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None
+    ) -> ChatCompletionChunk:
         return ChatCompletionChunk(
             id=CHAT_ID + self._job_id,
             created=self._created,
             model=self._model,
             system_fingerprint=self._version,
-            choices=[choice],
-            usage=self._usage,
+            choices=choices,
+            usage=usage,
         )
 
-    def _completion(
+
+class CompletionChunks(_Writer):
+    """Writes a completion; see `_Writer` for its arguments."""
+
+    def of(self, delta: Delta, first: int = 0) -> Iterator[CompletionChunk]:
+        """Yields the chunks of what is new.
+
+        Args:
+            delta: Of one of the stream's jobs.
+            first: Number of that job's first choice.
+        """
+        index = first + delta.choice
+        logprobs, reason = self._logprobs(index, delta), delta.finish_reason
+        if not delta.text and logprobs is None and reason is None:
+            return
+        choice = CompletionChunkChoice(
+            index=index,
+            text=delta.text,
+            logprobs=logprobs,
+            finish_reason=None if reason is None else ending_of(reason),
+        )
+        yield self._chunk([choice], self._usage)
+
+    def usage(self, usage: Usage) -> CompletionChunk:
+        """Returns the chunk that counts the tokens."""
+        return self._chunk([], usage)
+
+    def _logprobs(self, index: int, delta: Delta) -> CompletionLogprobs | None:
+        if not delta.logprobs or self._spell is None:
+            return None
+        writer = self._writers.get(index)
+        if writer is None:
+            writer = self._writers[index] = CompletionLogprobsWriter(self._spell)
+        return writer.write(delta.token_ids, delta.logprobs)
+
+    def _chunk(
         self, choices: list[CompletionChunkChoice], usage: Usage | UnsetType | None
     ) -> CompletionChunk:
         return CompletionChunk(
@@ -184,3 +193,7 @@ class ChunkWriter:
             choices=choices,
             usage=usage,
         )
+
+
+ChunkWriter = ChatChunks | CompletionChunks
+"""Writes one of the two forms."""

@@ -11,13 +11,12 @@ from ... import __version__
 from . import (
     batches_api,
     bulk_api,
-    chat,
-    completions,
     dashboard,
     files_api,
     health,
     jobs_api,
     models_api,
+    openai_api,
     usage_api,
 )
 from .context import Gateway
@@ -60,8 +59,7 @@ def create_app(config: "Config", url: str) -> FastAPI:
     install_handlers(app)
     _add_layers(app, config.gateway)
     app.include_router(health.router)
-    app.include_router(completions.router)
-    app.include_router(chat.router)
+    app.include_router(openai_api.router)
     app.include_router(models_api.router)
     app.include_router(jobs_api.router)
     app.include_router(files_api.router)

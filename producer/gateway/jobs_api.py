@@ -17,6 +17,7 @@ from ..outcome import unknown_job
 from .auth import Caller, require
 from .context import Gateway, gateway
 from .documented import StructResponse, answers
+from .documented_calls import taken
 from .jobs_cursor import Cursor
 from .jobs_events import job_events
 from .jobs_models import (
@@ -31,7 +32,6 @@ from .jobs_models import (
 )
 from .jobs_submit import as_submission, named_as_written
 from .leaving import unless_left
-from .openai_calls import taken
 from .sse import EventStream
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

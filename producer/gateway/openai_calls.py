@@ -1,42 +1,28 @@
-"""What the two endpoints of OpenAI's form do alike."""
+"""The way of a request of OpenAI's form, from its body to its answer or stream.
+
+The two forms differ in what reads a body (`ENDPOINTS`), what answers it (`answer`) and
+what writes its chunks (`writer_of`).
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
 
 from ...shared.errors import TokenmillError
-from ...shared.messages import JobClass
-from ...shared.validate import MAX_DELAY_S, MAX_PRIORITY
-from ..openai_answers import Usage, usage_of
-from ..openai_chunks import ChunkWriter
-from ..openai_form import param_of
-from ..openai_requests import Body
-from .documented import EVENTS, answers, event_schema, schema_of, takes
+from ..openai_answers import usage_of
+from ..openai_chunks import ChatChunks, ChunkWriter, CompletionChunks
+from ..openai_form import ENDPOINTS, Body, answer, param_of
+from ..openai_requests import ChatBody
+from .context import Gateway
+from .documented import StructResponse
 from .errors import as_api_error
-from .options import CLASS, DEADLINE, IDEMPOTENCY, KEEP, PRIORITY
 from .running import Running
-from .sse import DONE_WORD
-
-_REFUSALS: Final = (404, 409, 413, 422, 429, 504)
-_HEADERS: Final[dict[str, tuple[str, dict[str, object]]]] = {
-    PRIORITY: (
-        "Within the class; a smaller number is more urgent.",
-        {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
-    ),
-    CLASS: ("How urgent it is.", {"type": "string", "enum": [*JobClass]}),
-    DEADLINE: (
-        "Seconds after which the job expires.",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DELAY_S},
-    ),
-    IDEMPOTENCY: (
-        "The same key is the same job.",
-        {"type": "string", "pattern": "^[!-~]{1,200}$"},
-    ),
-    KEEP: (
-        "1: a client that leaves does not cancel the job.",
-        {"type": "string", "enum": ["0", "1"]},
-    ),
-}
+from .sse import DONE, EventStream, Source, event
+from .submitting import submit
 
 
 @contextmanager
@@ -48,9 +34,47 @@ def openai_errors() -> Iterator[None]:
         raise as_api_error(error, param_of) from error
 
 
+async def answered(request: Request, owner: Gateway, url: str) -> Response:
+    """Runs a request and answers it, whole or as a stream of server-sent events.
+
+    Args:
+        request: One whose caller is known.
+        owner: The gateway.
+        url: Path of the endpoint: decides the form.
+
+    Raises:
+        ApiError: It was refused, did not succeed, or its client left.
+    """
+    with openai_errors():
+        body = ENDPOINTS[url](await request.body())
+        running = await submit(request, owner, body)
+        if body.stream:
+            return EventStream(owner, events_of(running, body), running.headers)
+        results = await running.results(request)
+    whole = answer(body, results, created=running.created, spell=running.spell)
+    return StructResponse(whole, headers=running.headers)
+
+
+async def events_of(running: Running, body: Body) -> Source:
+    """Yields the chunks of a stream, its count of tokens if that is wanted, its end."""
+    writer, choices = writer_of(running, body), body.n or 1
+    encode: Any = msgspec.json.encode
+    # Closed here and not by the collector: leaving early cancels what goes on.
+    with openai_errors():
+        async with aclosing(running.deltas()) as deltas:
+            async for index, delta in deltas:
+                for chunk in writer.of(delta, index * choices):
+                    yield event(encode(chunk))
+    if body.wants_usage:
+        counted = usage_of(end.usage for end in running.ends.values())
+        yield event(encode(writer.usage(counted)))
+    yield DONE
+
+
 def writer_of(running: Running, body: Body) -> ChunkWriter:
     """Returns what writes the chunks of a stream."""
-    return ChunkWriter(
+    writes = ChatChunks if isinstance(body, ChatBody) else CompletionChunks
+    return writes(
         running.jobs[0].id,
         body.model,
         created=running.created,
@@ -58,47 +82,3 @@ def writer_of(running: Running, body: Body) -> ChunkWriter:
         with_usage=body.wants_usage,
         spell=running.spell,
     )
-
-
-def total_usage(running: Running) -> Usage:
-    """Returns the tokens of a stream that has ended."""
-    return usage_of(end.usage for end in running.ends.values())
-
-
-def documented(
-    answer: type, chunk: type, example: dict[str, object]
-) -> dict[int | str, dict[str, Any]]:
-    """Returns the `responses` of an endpoint that streams on request.
-
-    Args:
-        answer: Whole.
-        chunk: JSON of an event of a stream.
-        example: An answer.
-    """
-    found = answers(answer, *_REFUSALS)
-    content = found[200]["content"]
-    content["application/json"]["example"] = example
-    content[EVENTS] = {"schema": event_schema(schema_of(chunk), DONE_WORD)}
-    return found
-
-
-def taken(body: type, example: dict[str, object]) -> dict[str, Any]:
-    """Returns the `openapi_extra` of an endpoint that submits.
-
-    Args:
-        body: What it takes.
-        example: One of those.
-    """
-    extra = takes(body)
-    extra["requestBody"]["content"]["application/json"]["example"] = example
-    extra["parameters"] = [
-        {
-            "name": name,
-            "in": "header",
-            "required": False,
-            "description": text,
-            "schema": schema,
-        }
-        for name, (text, schema) in _HEADERS.items()
-    ]
-    return extra

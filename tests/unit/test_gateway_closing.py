@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenmill.producer.gateway import chat, completions
+from tokenmill.producer.gateway import openai_calls
 from tokenmill.producer.gateway.running import Running
 
 
@@ -53,18 +53,15 @@ class Job:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("form", [chat, completions])
 async def test_leaving_closes_streams_and_cancels_jobs_at_once(
-    form, count: int, monkeypatch: pytest.MonkeyPatch
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [Job() for _ in range(count)]
     running = Running(None, jobs, keep=False, version=None, spell=None)
-    writer = SimpleNamespace(
-        chat=lambda *_: [{"a": 1}], completion=lambda *_: [{"a": 1}]
-    )
-    monkeypatch.setattr(form, "writer_of", lambda *_: writer)
+    writer = SimpleNamespace(of=lambda *_: [{"a": 1}])
+    monkeypatch.setattr(openai_calls, "writer_of", lambda *_: writer)
     body = SimpleNamespace(n=1, wants_usage=False)
-    events = form._events(running, body)
+    events = openai_calls.events_of(running, body)
     await anext(events)
     await events.aclose()
     # No turn of the loop has passed since, in which a collector could have done it.

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from tokenmill.producer.openai_chunks import ChunkWriter
+from tokenmill.producer.openai_chunks import ChatChunks, CompletionChunks
 from tokenmill.producer.openai_form import (
     CHAT_URL,
     COMPLETION_URL,
@@ -368,8 +368,8 @@ DELTAS = [
 
 
 def chunks(body, deltas, **options):
-    writer = ChunkWriter(JOB, "m", created=1, version="w", **options)
-    return [to_json(chunk) for delta in deltas for chunk in writer.chat(delta)]
+    writer = ChatChunks(JOB, "m", created=1, version="w", **options)
+    return [to_json(chunk) for delta in deltas for chunk in writer.of(delta)]
 
 
 def test_a_streamed_chat_says_who_speaks_then_what_then_why_it_ended() -> None:
@@ -396,10 +396,10 @@ def test_chunks_before_the_count_say_that_it_is_to_come() -> None:
 
 
 def test_a_streamed_completion_counts_offsets_over_its_chunks() -> None:
-    writer = ChunkWriter(JOB, "m", created=1, spell=PIECES.__getitem__)
+    writer = CompletionChunks(JOB, "m", created=1, spell=PIECES.__getitem__)
     one = (TokenLogprob(-1.0),)
     deltas = [msgspec.structs.replace(delta, logprobs=one) for delta in DELTAS]
-    found = [c for delta in deltas for c in writer.completion(delta, 2)]
+    found = [c for delta in deltas for c in writer.of(delta, 2)]
     assert [c.choices[0].text for c in found] == ["he", "", "€"]
     assert {c.choices[0].index for c in found} == {2}
     offsets = [c.choices[0].logprobs.text_offset for c in found]
