@@ -17,6 +17,7 @@ from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
 from .dispatching import Dispatcher
 from .endings import EndLog
+from .ends_rate import EndsRate
 from .groups import GroupReader
 from .intake import Intake
 from .large_inputs import TooNew
@@ -181,6 +182,7 @@ class ShardScheduler:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle())
             tasks.create_task(made.run())
+            tasks.create_task(EndsRate(self._client, self._keys).run())
             tasks.create_task(self._leadership.keep(fence))
             tasks.create_task(
                 keep_limits(

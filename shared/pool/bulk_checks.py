@@ -7,7 +7,6 @@ import redis.asyncio
 
 from ..bulk.messages import RunView
 from ..bulk.store import orchestrator_alive, sorted_out
-from ..config import Config
 from ..errors import ProtocolError
 from ..redis import Finding
 
@@ -15,33 +14,6 @@ QUIET_MS: Final = 300_000
 """An open run in which nothing was fed or settled for this long is worth a word."""
 SHOWN: Final = 20
 """Runs named one by one."""
-
-
-def room_beside_bulk(config: Config) -> list[Finding]:
-    """Looks at whether one run may take all the room that a tenant has to wait in.
-
-    Args:
-        config: Settings in force.
-    """
-    most, limits = config.bulk.max_open_jobs, config.limits
-    rooms = {
-        f"tenants.{name}.waiting_jobs": tenant.waiting_jobs
-        for name, tenant in config.tenants.items()
-        if tenant.waiting_jobs is not None
-    }
-    rooms["limits.tenant_waiting_jobs"] = limits.tenant_waiting_jobs
-    rooms["limits.max_waiting_jobs"] = limits.max_waiting_jobs
-    return [
-        Finding(
-            "warning",
-            "bulk room",
-            f"{key} is {room}, and one bulk run or batch keeps up to {most} jobs in "
-            "the queue: beside it other requests get queue_full",
-            f"set {key} well above bulk.max_open_jobs, or that below {room}",
-        )
-        for key, room in rooms.items()
-        if room <= most
-    ]
 
 
 async def examine_bulk(client: redis.asyncio.Redis) -> list[Finding]:

@@ -23,7 +23,7 @@ from ..redis import Finding, connect, redact_url
 from ..server_check import check_server
 from ..timeouts import AFFECTED
 from .adapter_check import examine_adapters
-from .bulk_checks import examine_bulk, room_beside_bulk
+from .bulk_checks import examine_bulk
 from .checks import registered_checks
 from .embedded import find_server
 from .process_checks import examine_processes
@@ -69,7 +69,6 @@ async def examine(config: Config, url: str | None = None) -> list[Finding]:
     findings = [*_installed(), _embedded_choice(), _hub()]
     for check in registered_checks():
         findings += check(config)
-    findings += room_beside_bulk(config)
     try:
         address = find_pool(url or config.redis.url)
     except TokenmillError as error:

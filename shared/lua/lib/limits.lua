@@ -9,6 +9,8 @@ local LIMITS = {
 local LEAST_RETRY_MS, MOST_RETRY_MS, BLIND_RETRY_MS = 100, 60000, 5000
 local MINUTE_MS = 60000 -- a tenant's allowance: so much may come at once
 local FORGOTTEN = 0.01 -- drained jobs still remembered; fewer say nothing of a rate
+local ENDS_STALE_MS = 15000 -- the scheduler writes the rate of ends every few seconds
+local BULK_SHARE = 0.75 -- of each limit on what waits: the rest is left to others
 
 local function read_limits(key, rates_key, load_key, now)
   local names = {}
@@ -23,7 +25,7 @@ local function read_limits(key, rates_key, load_key, now)
   local load = redis.call(
     'HMGET', load_key, 'jobs', 'tokens', 'bytes', 'tenants', 'class:interactive:tokens',
     'rate_jobs', 'rate_tokens', 'rate_busy', 'rate_ms', 'rate_from',
-    LATER .. 'jobs', LATER .. 'tokens', LATER .. 'bytes'
+    LATER .. 'jobs', LATER .. 'tokens', LATER .. 'bytes', 'rate_ends', 'rate_ends_ms'
   )
   local function loaded(i)
     return tonumber(load[i]) or 0
@@ -40,7 +42,23 @@ local function read_limits(key, rates_key, load_key, now)
     limits.jobs_per_ms = jobs / busy
     limits.tokens_per_ms = decay(load[7], load[9], now) / busy
   end
+  if loaded(14) > 0 and now - loaded(15) <= ENDS_STALE_MS then
+    limits.ends_per_ms = loaded(14) / 1000
+  end
   return limits
+end
+
+-- How much of a limit on what waits a job may use: bulk leaves room to other classes.
+local function most_of(limit, job)
+  return job.class == 'bulk' and math.max(math.floor(limit * BULK_SHARE), 1) or limit
+end
+
+local function limit_text(limit, job)
+  if job.class ~= 'bulk' then
+    return string.format('the limit is %d', limit)
+  end
+  return string.format('the limit is %d for bulk, three quarters of %d',
+    most_of(limit, job), limit)
 end
 
 -- A tenant's own limits and what it has waiting, read once in a call.
@@ -75,9 +93,19 @@ local function tenant_of(limits, name)
   return tenant
 end
 
-local function retry_after(excess, per_ms)
-  local ms = per_ms and per_ms > 0 and excess / per_ms or BLIND_RETRY_MS
+local function retry_text(ms)
   return string.format('%.0f', math.min(math.max(ms, LEAST_RETRY_MS), MOST_RETRY_MS))
+end
+
+-- Slots that were just filled took jobs quickly and take none until some end: so the
+-- slower rate counts of what left the queue and what ended. `each` is what one job
+-- makes room for.
+local function retry_after(limits, excess, drained_per_ms, each)
+  local per_ms, ends = drained_per_ms, limits.ends_per_ms
+  if ends and ends * each < (per_ms or math.huge) then
+    per_ms = ends * each
+  end
+  return retry_text(per_ms and per_ms > 0 and excess / per_ms or BLIND_RETRY_MS)
 end
 
 local function wrong_size(limits, job)
@@ -106,23 +134,32 @@ local function over_allowance(limits, job, tenant)
     return nil
   end
   local left = math.max(tenant.per_minute * (1 - used_ms / MINUTE_MS), 0)
-  return retry_after(short_ms, 1),
+  return retry_text(short_ms),
     string.format('tenant_tokens_per_minute: the job asks for %d tokens and %.0f of %d '
       .. 'are left', job.tokens + job.max_tokens, left, tenant.per_minute)
+end
+
+-- Tokens or bytes that one job which waits has on average.
+local function mean_of(sum, jobs)
+  return jobs > 0 and sum / jobs or 1
 end
 
 local function over_tenant(limits, job)
   local tenant = tenant_of(limits, job.tenant)
   local turns = math.max(limits.waiting_tenants, 1) -- others drain at the same time
-  if tenant.jobs + 1 > tenant.max_jobs then
-    return retry_after((tenant.jobs + 1 - tenant.max_jobs) * turns, limits.jobs_per_ms),
-      string.format('tenant_waiting_jobs: %d jobs of this tenant wait and the limit '
-        .. 'is %d', tenant.jobs, tenant.max_jobs)
-  elseif tenant.jobs > 0 and tenant.tokens + job.tokens > tenant.max_tokens then
-    return retry_after((tenant.tokens + job.tokens - tenant.max_tokens) * turns,
-        limits.tokens_per_ms),
+  local most_jobs = most_of(tenant.max_jobs, job)
+  local most_tokens = most_of(tenant.max_tokens, job)
+  if tenant.jobs + 1 > most_jobs then
+    local excess = (tenant.jobs + 1 - most_jobs) * turns
+    return retry_after(limits, excess, limits.jobs_per_ms, 1),
+      string.format('tenant_waiting_jobs: %d jobs of this tenant wait and %s',
+        tenant.jobs, limit_text(tenant.max_jobs, job))
+  elseif tenant.jobs > 0 and tenant.tokens + job.tokens > most_tokens then
+    local excess = (tenant.tokens + job.tokens - most_tokens) * turns
+    local each = mean_of(tenant.tokens, tenant.jobs)
+    return retry_after(limits, excess, limits.tokens_per_ms, each),
       string.format('tenant_waiting_tokens: %d tokens of this tenant wait, the job has '
-        .. '%d and the limit is %d', tenant.tokens, job.tokens, tenant.max_tokens)
+        .. '%d and %s', tenant.tokens, job.tokens, limit_text(tenant.max_tokens, job))
   end
   return over_allowance(limits, job, tenant)
 end
@@ -130,20 +167,24 @@ end
 -- Returns ms until a retry has a chance, and detail, when a limit is reached.
 local function over_limit(limits, job)
   local jobs, tokens, bytes = limits.jobs, limits.tokens, limits.bytes
-  if jobs + 1 > limits.max_waiting_jobs then
-    return retry_after(jobs + 1 - limits.max_waiting_jobs, limits.jobs_per_ms),
-      string.format('max_waiting_jobs: %d jobs wait and the limit is %d',
-        jobs, limits.max_waiting_jobs)
-  elseif jobs > 0 and tokens + job.tokens > limits.max_waiting_tokens then
-    return retry_after(tokens + job.tokens - limits.max_waiting_tokens,
-        limits.tokens_per_ms),
-      string.format('max_waiting_tokens: %d tokens wait, the job has %d and the limit '
-        .. 'is %d', tokens, job.tokens, limits.max_waiting_tokens)
-  elseif jobs > 0 and bytes + job.bytes > limits.max_waiting_bytes then
-    local per_ms = limits.jobs_per_ms and limits.jobs_per_ms * bytes / jobs
-    return retry_after(bytes + job.bytes - limits.max_waiting_bytes, per_ms),
+  local most_jobs = most_of(limits.max_waiting_jobs, job)
+  local most_tokens = most_of(limits.max_waiting_tokens, job)
+  local most_bytes = most_of(limits.max_waiting_bytes, job)
+  if jobs + 1 > most_jobs then
+    return retry_after(limits, jobs + 1 - most_jobs, limits.jobs_per_ms, 1),
+      string.format('max_waiting_jobs: %d jobs wait and %s', jobs,
+        limit_text(limits.max_waiting_jobs, job))
+  elseif jobs > 0 and tokens + job.tokens > most_tokens then
+    local excess, each = tokens + job.tokens - most_tokens, mean_of(tokens, jobs)
+    return retry_after(limits, excess, limits.tokens_per_ms, each),
+      string.format('max_waiting_tokens: %d tokens wait, the job has %d and %s',
+        tokens, job.tokens, limit_text(limits.max_waiting_tokens, job))
+  elseif jobs > 0 and bytes + job.bytes > most_bytes then
+    local each = mean_of(bytes, jobs)
+    local per_ms = limits.jobs_per_ms and limits.jobs_per_ms * each
+    return retry_after(limits, bytes + job.bytes - most_bytes, per_ms, each),
       string.format('max_waiting_bytes: payloads of %d bytes wait, the job has %d and '
-        .. 'the limit is %d', bytes, job.bytes, limits.max_waiting_bytes)
+        .. '%s', bytes, job.bytes, limit_text(limits.max_waiting_bytes, job))
   end
   return over_tenant(limits, job)
 end
