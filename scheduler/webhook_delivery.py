@@ -55,16 +55,21 @@ class Deliverer:
         client: Redis.
         config: Settings of webhooks.
         poster: Sends them.
+        turns: Places of hosts; None: of this deliverer alone.
     """
 
     def __init__(
-        self, client: "redis.asyncio.Redis", config: WebhooksConfig, poster: Poster
+        self,
+        client: "redis.asyncio.Redis",
+        config: WebhooksConfig,
+        poster: Poster,
+        turns: Turns | None = None,
     ) -> None:
         self._client = client
         self._config = config
         self._poster = poster
         self._records = Records(client)
-        self._turns = Turns()
+        self._turns = Turns() if turns is None else turns
         for outcome in ("delivered", "retried", "given_up"):
             WEBHOOKS.add(outcome, by=0)  # one that first shows at 1 has not risen
 

@@ -14,7 +14,9 @@ from ..shared.webhook_keys import QUEUE
 from .arq_running import QuietWorker, arq_options, keep_running, run_worker
 from .outage import REDIS_ERRORS
 from .webhook_delivery import Deliverer
+from .webhook_hosts import Hosts, TurnsWorker
 from .webhook_transport import Poster
+from .webhook_turns import Turns
 from .webhooks import TASK, Webhooks
 
 POLL_S: Final = 0.25
@@ -62,8 +64,9 @@ def make_worker(url: str, config: Config, poster: Poster) -> QuietWorker:
         poster: Sends webhooks.
     """
     options = arq_options(url, config, QUEUE)
-    deliverer = Deliverer(options["redis_pool"], config.webhooks, poster)
-    return QuietWorker(
+    client, turns = options["redis_pool"], Turns()
+    deliverer = Deliverer(client, config.webhooks, poster, turns)
+    worker = TurnsWorker(
         functions=[arq.func(deliver, name=TASK)],
         queue_name=QUEUE,
         ctx={DELIVERER: deliverer},
@@ -76,6 +79,8 @@ def make_worker(url: str, config: Config, poster: Poster) -> QuietWorker:
         log_results=False,
         **options,
     )
+    worker.turns, worker.hosts = turns, Hosts(client)
+    return worker
 
 
 async def run_webhooks(url: str, config: Config) -> None:

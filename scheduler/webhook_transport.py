@@ -21,7 +21,7 @@ from ..shared.webhook_target import Address, is_public, parse_address
 MOST_CONNECTIONS: Final = 64
 MOST_ADDRESSES: Final = 3
 """Of one name, tried in turn."""
-_LOOKUPS: Final = 8
+_LOOKUPS: Final = 32
 """Names looked up at once: a slow server of names must not hold up other threads."""
 Resolve = Callable[[str, int], Awaitable[list[Address]]]
 
@@ -38,10 +38,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Resolver:
-    """Looks names up, on threads of its own."""
+    """Looks names up, on threads of its own.
+
+    A look-up cannot be broken off. Those who ask for one host meanwhile share it, so a
+    name whose server hangs takes one thread, and not one for each delivery.
+    """
 
     def __init__(self) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(_LOOKUPS, "webhook-names")
+        self._running: dict[tuple[str, int], asyncio.Future[list[Any]]] = {}
 
     async def __call__(self, host: str, port: int) -> list[Address]:
         """Returns the addresses of a host, in the system's order.
@@ -50,12 +55,25 @@ class Resolver:
             OSError: There are none.
             UnicodeError: The host cannot be a name.
         """
-        rows = await asyncio.get_running_loop().run_in_executor(
-            self._threads,
-            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
-        )
+        rows = await asyncio.shield(self._looking_up(host, port))
         found = [parse_address(str(row[4][0])) for row in rows]
         return list(dict.fromkeys(one for one in found if one is not None))
+
+    def _looking_up(self, host: str, port: int) -> "asyncio.Future[list[Any]]":
+        found = self._running.get((host, port))
+        if found is None:
+            found = asyncio.get_running_loop().run_in_executor(
+                self._threads,
+                lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+            )
+            self._running[host, port] = found
+            found.add_done_callback(lambda done: self._forget(host, port, done))
+        return found
+
+    def _forget(self, host: str, port: int, done: "asyncio.Future[list[Any]]") -> None:
+        del self._running[host, port]
+        if not done.cancelled():
+            done.exception()  # seen, should nobody have waited for so long
 
     def close(self) -> None:
         """Ends the threads, without waiting for a look-up that hangs."""

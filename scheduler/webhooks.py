@@ -34,6 +34,7 @@ COUNT: Final = 200
 """Announcements, or jobs of the sweep, looked at together."""
 OVERDUE_MS: Final = 30_000
 """The sweep looks at what should have been delivered for this long."""
+_TASK_ID: Final = "webhook:"
 _log = structlog.get_logger(__name__)
 
 
@@ -182,7 +183,12 @@ class Webhooks:
 
 def task_id(event_id: str) -> str:
     """The id of the arq task that delivers an event: one, however often it is asked."""
-    return f"webhook:{event_id}"
+    return f"{_TASK_ID}{event_id}"
+
+
+def event_of(name: str) -> str:
+    """The event that an arq task delivers, by the task's id."""
+    return name.removeprefix(_TASK_ID)
 
 
 def _tenant(data: str) -> str:

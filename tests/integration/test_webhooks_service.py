@@ -1,17 +1,14 @@
 """Webhooks in the janitor: noticed in several ways, delivered at least once."""
 
-import ssl
-
-import httpx
 import pytest
 import redis.asyncio
 from support.receiver import receiving
 from support.shard_client import KEYS, Shard
 from support.waiting import wait_until
-from support.webhook_serving import SECRET, came, serving, settled
+from support.webhook_serving import CONFIG, SECRET, came, serving, settled
 
 from tokenmill import Client, SyncClient
-from tokenmill.scheduler import webhook_service
+from tokenmill.scheduler import webhook_service, webhook_turns
 from tokenmill.scheduler import webhooks as webhooks_module
 from tokenmill.scheduler.webhooks import Webhooks
 from tokenmill.shared.errors import InvalidRequest, UnknownJob
@@ -24,13 +21,8 @@ from tokenmill.shared.webhooks import (
     verify,
 )
 
-TRUSTED = ssl.create_default_context()
-
-
-@pytest.fixture(autouse=True)
-def trusted(monkeypatch):
-    """Reading the system's certificates takes longer than all else here."""
-    monkeypatch.setattr(httpx, "create_ssl_context", lambda: TRUSTED)
+pytest_plugins = "support.webhook_fixtures"
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 @pytest.fixture
@@ -59,7 +51,7 @@ async def test_the_end_of_a_job_is_delivered_once(client, newest_redis):
 
 
 async def test_a_run_or_batch_announces_its_own(client, newest_redis):
-    async with receiving("500 Oops", "200 OK") as receiver:
+    async with receiving("503 Busy\r\nretry-after: 3600", "200 OK") as receiver:
         event = WebhookEvent(
             id="batch_1.completed",
             type="batch.completed",
@@ -67,9 +59,10 @@ async def test_a_run_or_batch_announces_its_own(client, newest_redis):
         )
         await announce(client, receiver.url("/first"), event)
         await announce(client, receiver.url("/second"), event)  # the same id
-        plain = {"id": "r1.complete", "type": "bulk.complete", "total": 3}
-        await announce(client, receiver.url(), plain)
         async with serving(newest_redis.url):
+            await came(receiver, 1)
+            plain = {"id": "r1.complete", "type": "bulk.complete", "total": 3}
+            await announce(client, receiver.url(), plain)
             await came(receiver, 2)
             async with Client(newest_redis.url) as mill:
                 await wait_until(lambda: _pending(mill, 1), what="one that waits")
@@ -77,7 +70,7 @@ async def test_a_run_or_batch_announces_its_own(client, newest_redis):
                 (waiting,) = await mill.webhooks(state="pending")
     assert not await client.xlen(ANNOUNCED)
     assert (waiting.id, waiting.tenant) == ("batch_1.completed", "acme")
-    assert (waiting.status, waiting.attempts) == (500, 1)
+    assert (waiting.status, waiting.attempts) == (503, 1)
     by_id = {got.headers["webhook-id"]: got for got in receiver.requests}
     told = by_id["batch_1.completed"]
     assert told.path == "/first"
@@ -179,8 +172,44 @@ async def test_the_sweep_needs_no_place_among_deliveries(
         async def found():
             return await client.zscore(QUEUE, "webhook:missed") is not None
 
-        await wait_until(found, timeout_s=3, what="the sweep")
+        # Long before the hung one gives up.
+        await wait_until(found, timeout_s=CONFIG.webhooks.timeout_s / 2, what="a sweep")
         assert hung.connections == 1
+
+
+async def test_hundreds_for_a_host_that_hangs_are_put_off_and_not_begun(
+    client, newest_redis
+):
+    """Else one for another host stands behind a task of each of them."""
+    async with receiving(None) as hung, receiving() as good:
+        for number in range(400):
+            event = {"id": f"hung{number}", "type": "t"}
+            await announce(client, hung.url(), event)
+        await announce(client, good.url(), {"id": "good", "type": "t"})
+        async with serving(newest_redis.url):
+            await came(good, 1)
+            begun = [name async for name in client.scan_iter("arq:retry:webhook:hung*")]
+            assert len(begun) < 200
+            assert hung.connections <= webhook_turns.PER_TARGET
+
+            async def all_put_off():
+                (now_s, _) = await client.time()
+                due = await client.zcount(QUEUE, "-inf", now_s * 1000)
+                return due <= webhook_turns.PER_TARGET
+
+            await wait_until(all_put_off, what="those without a place wait")
+
+
+async def test_what_was_put_off_is_delivered_in_its_turn(
+    client, newest_redis, monkeypatch
+):
+    monkeypatch.setattr(webhook_turns, "PER_TARGET", 1)
+    async with receiving() as receiver:
+        for number in range(6):
+            await announce(client, receiver.url(), {"id": f"e{number}", "type": "t"})
+        async with serving(newest_redis.url):
+            await came(receiver, 6)
+    assert sorted(receiver.ids) == sorted(f"e{number}" for number in range(6))
 
 
 async def test_what_is_said_of_one_event_together_is_taken_in_its_order(client):
