@@ -21,6 +21,7 @@ _MOST_KEY_BYTES: Final = 4096
 """Of a login, which anyone may send."""
 _SLOWEST_BYTES_S: Final = 16 * 1024
 """A body comes at this rate at least, beyond what any client is given."""
+_PLAIN: Final = frozenset({b"", b"identity"})
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Answered however many requests are open: a full gateway is alive."""
 OPEN: Final = "tokenmill.open"
@@ -78,8 +79,12 @@ class Limits:
                 headers=retry_after(RETRY_S),
             )
             return respond(error)
+        headers = dict(scope["headers"])
+        encoding = headers.get(b"content-encoding", b"").strip().lower()
+        if encoding not in _PLAIN:
+            return respond(_encoded(encoding))
         most = self._most(scope)
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        length = headers.get(b"content-length", b"0")
         if most is not None and length.isdigit() and int(length) > most:
             return respond(too_large(most))
         return None
@@ -135,6 +140,18 @@ def too_large(most: int) -> ApiError:
         f"the body has more than {most} bytes{which}",
         code="payload_too_large",
         # The rest is not read: the connection cannot be used again.
+        headers={"Connection": "close"},
+    )
+
+
+def _encoded(encoding: bytes) -> ApiError:
+    named = encoding[:40].decode(errors="replace")
+    return ApiError(
+        415,
+        f"Content-Encoding: '{named}' is not supported; send the body as it is (a file "
+        "for a batch may itself be gzip)",
+        code="unsupported_encoding",
+        param="Content-Encoding",
         headers={"Connection": "close"},
     )
 

@@ -109,6 +109,44 @@ async def test_a_key_does_what_its_scopes_say(gateway: Served, store: KeyStore) 
     assert (await asked(gateway, admin)).status_code == 200
 
 
+def scope_of(path: str) -> Scope | None:
+    """What a path asks of every caller; None: any key will do."""
+    if path.startswith("/v1/admin/dead/"):
+        return Scope.ADMIN
+    if path == "/v1/admin/me":
+        return None
+    if path.startswith(("/v1/admin/", "/v1/usage")):
+        return Scope.READ
+    if path.startswith(("/v1/files", "/v1/batches", "/v1/bulk")):
+        return Scope.BATCH
+    return Scope.INFERENCE
+
+
+async def test_every_path_asks_for_a_key_and_for_its_scope(
+    gateway: Served, store: KeyStore
+) -> None:
+    """All that the document has: what is added later is not forgotten here."""
+    usual = {Scope.INFERENCE, Scope.BATCH, Scope.READ}
+    lacking = {
+        scope: (await store.create("acme", sorted(usual - {scope})))[0]
+        for scope in Scope
+    }
+    document = (await gateway.http.get("/openapi.json")).json()
+    found = {(m, path) for path, item in document["paths"].items() for m in item}
+    assert len(found) > 30
+    for method, path in found:
+        if path in ("/healthz", "/readyz", "/login", "/logout"):
+            continue
+        unnamed = await gateway.http.request(method, path)
+        assert (unnamed.status_code, path) == (401, path)
+        scope = scope_of(path)
+        if scope is not None:
+            headers = {"Authorization": f"Bearer {lacking[scope]}"}
+            refused = await gateway.http.request(method, path, headers=headers)
+            assert (refused.status_code, path) == (403, path)
+            assert code_of(refused) == "insufficient_scope"
+
+
 async def test_tenants_do_not_see_each_other(gateway: Served, store: KeyStore) -> None:
     ours, _ = await store.create("acme", [Scope.INFERENCE])
     theirs, _ = await store.create("umbrella", [Scope.INFERENCE])
@@ -307,7 +345,7 @@ async def test_the_command_serves_until_it_is_told_to_end(
     address = (await process.stdout.readline()).decode().split()[1]
     body = {**BODY, "prompt": "w " * 4000, "max_tokens": 4000, "stream": True}
     async with (
-        httpx.AsyncClient(base_url=address, timeout=20) as http,
+        httpx.AsyncClient(base_url=address, timeout=60) as http,
         http.stream("POST", COMPLETIONS, json=body) as response,
     ):
         lines = response.aiter_lines()
@@ -315,7 +353,7 @@ async def test_the_command_serves_until_it_is_told_to_end(
         process.send_signal(signal.SIGTERM)
         rest = [line async for line in lines if line]
     assert '"code":"shutting_down"' in rest[-1]
-    _, err = await asyncio.wait_for(process.communicate(), 15)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
     assert b'"event":"draining"' in err
     job_id = response.headers["x-tokenmill-job"]

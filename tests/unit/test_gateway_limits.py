@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.waiting import loop_turns
+from support.waiting import loop_turns, nap
 
 from tokenmill.producer.gateway import limits
 from tokenmill.producer.gateway.errors import ApiError
@@ -20,17 +20,26 @@ class Client:
         self.num_pieces = 0
 
     async def ask(
-        self, path: str, *, length: int = 0, every_s: float = 0.0, piece: bytes = b"x"
+        self,
+        path: str,
+        *,
+        length: int = 0,
+        every_s: float = 0.0,
+        piece: bytes = b"x",
+        encoding: bytes = b"identity",
     ) -> int:
         scope = {
             "type": "http",
             "method": "POST",
             "path": path,
-            "headers": [(b"content-length", b"%d" % length)],
+            "headers": [
+                (b"content-length", b"%d" % length),
+                (b"content-encoding", encoding),
+            ],
         }
 
         async def receive():
-            await asyncio.sleep(every_s)
+            await nap(every_s)
             self.num_pieces += 1
             more = length > self.num_pieces * len(piece)
             return {"type": "http.request", "body": piece, "more_body": more}
@@ -40,6 +49,7 @@ class Client:
 
     async def _send(self, message) -> None:
         self.status = message.get("status", self.status)
+        self.body = message.get("body", b"")
 
 
 async def reads_all(_scope, receive, _send) -> None:
@@ -53,14 +63,14 @@ async def test_a_body_that_drips_has_a_time_that_grows_with_its_size(
     monkeypatch.setattr(limits, "_SLOWEST_BYTES_S", 1000)
     layer = Limits(reads_all, GatewayConfig(slow_client_s=0.2))
     dripping = Client(layer)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(ApiError, match="too slowly") as refused:
             await dripping.ask("/v1/completions", length=1_000_000, every_s=0.01)
     assert refused.value.status == 408
     # As many bytes a second as it must be, and it may take longer than that.
-    steady = Client(layer)
+    steady = Client(Limits(reads_all, GatewayConfig(slow_client_s=0.5)))
     piece = b"x" * 100
-    await steady.ask("/v1/completions", length=3000, every_s=0.01, piece=piece)
+    await steady.ask("/v1/completions", length=3000, every_s=0.02, piece=piece)
     assert steady.num_pieces == 30
 
 
@@ -71,6 +81,14 @@ async def test_a_login_is_refused_by_its_length_before_it_is_read() -> None:
     endless = Client(Limits(reads_all, GatewayConfig()))  # does not say how long it is
     with pytest.raises(ApiError, match="tm-"):
         await endless.ask("/login", piece=b"x" * 4097)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files"])
+async def test_a_body_in_an_encoding_is_refused_by_name_before_it_is_read(path) -> None:
+    client = Client(Limits(reads_all, GatewayConfig()))
+    assert await client.ask(path, length=100, encoding=b"GZIP") == 415
+    assert client.num_pieces == 0
+    assert b"Content-Encoding" in client.body
 
 
 async def test_one_key_does_not_take_all_requests() -> None:
