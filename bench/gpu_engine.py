@@ -13,7 +13,7 @@ from gpu_model import write
 from tokenmill.shared.messages import Sampling
 from tokenmill.workers.engine.detokenizer import TokenTable
 from tokenmill.workers.engine.engine import Engine
-from tokenmill.workers.engine.model.gpu.graph_start import GraphWish
+from tokenmill.workers.engine.model.gpu.graph_start import GraphOptions
 from tokenmill.workers.engine.model.gpu.graphs import Replay
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.quantize import Weights
@@ -74,9 +74,9 @@ def stage(facts: Row, deadline: float) -> Iterator[Row]:
 
 def _load(path: Path, weights: Weights, *, smoke: bool) -> TransformersRunner:
     if not smoke:
-        wish = GraphWish(max_running=MAX_RUNNING, step_tokens=MAX_RUNNING + CHUNK)
+        options = GraphOptions(max_running=MAX_RUNNING, step_tokens=MAX_RUNNING + CHUNK)
         return load_runner(
-            path, weights=weights, device="cuda", kv_memory_mb=KV_MIB, graphs=wish
+            path, weights=weights, device="cuda", kv_memory_mb=KV_MIB, graphs=options
         )
     from tokenmill.workers.engine.kernels.triton.ops import TritonOps
     from tokenmill.workers.engine.model.device import Target

@@ -69,7 +69,7 @@ def inspect_model(
     with model_stack():
         from .engine.model.inspection import describe
         from .engine.model.resolve import resolve_model
-        from .inspect_advice import Wish, advise_for
+        from .inspect_advice import AdviceOptions, advise_for
     settings = load_config(config).config
     configure(settings.log, "inspect")
     chosen = _model_of(settings, model)
@@ -79,14 +79,14 @@ def inspect_model(
     facts = describe(resolve_model(chosen.name, chosen.path), question)
     advice = None
     if any(one is not None for one in (slo_ms_per_token, memory_gb, step_ms)):
-        wish = Wish(
+        options = AdviceOptions(
             slo_ms=slo_ms_per_token,
             bandwidth=bandwidth_gb_s and bandwidth_gb_s * 1e9,
             step_ms=step_ms,
             running=running or settings.worker.max_running,
             threads=settings.worker.threads,
         )
-        advice = advise_for(facts, question, wish)
+        advice = advise_for(facts, question, options)
         facts["advice"] = msgspec.to_builtins(advice)
     if as_json:
         print(msgspec.json.encode(facts).decode())

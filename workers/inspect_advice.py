@@ -21,7 +21,7 @@ _TRANSFER: Final = 25e9
 """Bytes a second from host to device: what PCIe 4.0 with 16 lanes gives in practice."""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class AdviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a user asks of a device."""
 
     slo_ms: float | None
@@ -34,13 +34,15 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Of a worker on this host; None is one a core."""
 
 
-def advise_for(facts: Mapping[str, Any], question: Question, wish: Wish) -> Advice:
+def advise_for(
+    facts: Mapping[str, Any], question: Question, options: AdviceOptions
+) -> Advice:
     """Advises a precision.
 
     Args:
         facts: From `describe`.
         question: What `describe` was asked.
-        wish: Target and device.
+        options: Target and device.
 
     Raises:
         ConfigError: The device's bandwidth is neither given nor known here.
@@ -55,16 +57,18 @@ def advise_for(facts: Mapping[str, Any], question: Question, wish: Wish) -> Advi
     )
     is_host = question.device == "cpu"
     unfit = unfit_precisions(question.device)
-    measures = is_host and wish.step_ms is None
+    measures = is_host and options.step_ms is None
     fit = [name for name in model.weights_bytes if name not in unfit]
     situation = Situation(
         memory_bytes=facts["memory"]["free_bytes"],
-        bandwidth=wish.bandwidth or _bandwidth(question.device),
-        compute=compute_rates(fit, wish.running, wish.threads) if measures else {},
-        slo_ms=wish.slo_ms,
-        running=wish.running,
+        bandwidth=options.bandwidth or _bandwidth(question.device),
+        compute=compute_rates(fit, options.running, options.threads)
+        if measures
+        else {},
+        slo_ms=options.slo_ms,
+        running=options.running,
         tokens=question.typical_tokens,
-        measured_step_ms=wish.step_ms,
+        measured_step_ms=options.step_ms,
         measured_weights=precision_of(question.weights),
         measured_kv=question.kv,
         host_bytes=0 if is_host else int(psutil.virtual_memory().available),

@@ -37,7 +37,7 @@ def load_model_runner(
         ModelLoadError: It cannot be read or held in memory.
     """
     from .engine.model.budget import ADAPTERS_IN_MARGIN_MB, bound_memory
-    from .engine.model.gpu.graph_start import GraphWish
+    from .engine.model.gpu.graph_start import GraphOptions
     from .engine.model.load import load_runner
 
     bound_memory(model.share)
@@ -54,7 +54,7 @@ def load_model_runner(
         device=worker.device,
         outlier_threshold=model.outlier_threshold,
         offload_layers=worker.offload_layers,
-        graphs=GraphWish(
+        graphs=GraphOptions(
             max_running=worker.max_running,
             step_tokens=worker.max_running + worker.prefill_chunk,
             enabled=worker.cuda_graphs,

@@ -9,7 +9,7 @@ import torch
 
 from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.batch import StepBatch
-from tokenmill.workers.engine.model.gpu.graph_start import GraphWish, add_graphs
+from tokenmill.workers.engine.model.gpu.graph_start import GraphOptions, add_graphs
 
 SCRATCH, BLOCK = 100, 8
 
@@ -38,9 +38,9 @@ class FakeRunner:
 def started(runner: FakeRunner, communicator: object = None) -> list[list[int]]:
     """Starts without graphs; returns the tokens of each sequence of each step."""
     made = SimpleNamespace(weights="int8", communicator=communicator)
-    checkpoint = SimpleNamespace(wish=made)
-    wish = GraphWish(max_running=4, step_tokens=260, enabled=False)
-    add_graphs(runner, checkpoint, wish)  # type: ignore[arg-type]
+    checkpoint = SimpleNamespace(options=made)
+    options = GraphOptions(max_running=4, step_tokens=260, enabled=False)
+    add_graphs(runner, checkpoint, options)  # type: ignore[arg-type]
     return [[piece.query_length for piece in step.slices] for step in runner.steps]
 
 

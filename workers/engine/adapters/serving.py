@@ -80,7 +80,7 @@ def serve_adapters(
     loader: AdapterLoader = ModelAdapters(model, max_rank)
     if followers is not None:
         loader = GroupLoader(loader, followers)
-    elif checkpoint.wish.shard is not None:
+    elif checkpoint.options.shard is not None:
         raise EngineError("adapters of a split model have to reach its other ranks")
     cache = AdapterCache(loader, max_bytes)
     runner.adapters = StepAdapters(model, cache)

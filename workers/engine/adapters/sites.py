@@ -135,7 +135,7 @@ def adapted_model(checkpoint: Checkpoint, state: StepState) -> AdaptedModel:
         checkpoint: A loaded model, connected to its store.
         state: Its running step.
     """
-    model, family, wish = checkpoint.model, checkpoint.family, checkpoint.wish
+    model, family, options = checkpoint.model, checkpoint.family, checkpoint.options
     groups = merged_layers(model.config.num_hidden_layers) if checkpoint.merged else {}
     cuts = _cuts(checkpoint)
     sites = {
@@ -143,7 +143,7 @@ def adapted_model(checkpoint: Checkpoint, state: StepState) -> AdaptedModel:
         for name, module in _linears(model, f"{family.layers}.")
     }
     parts = [(part, site) for site in sites.values() for part in site.parts]
-    if wish.shard is not None:  # whose modules do not know the whole widths
+    if options.shard is not None:  # whose modules do not know the whole widths
         linears = base_linears(checkpoint.path)
     else:
         linears = BaseLinears(
@@ -157,12 +157,14 @@ def adapted_model(checkpoint: Checkpoint, state: StepState) -> AdaptedModel:
         )
     found = {part.name: find_cut(cuts, part.name) for part, _ in parts}
     here = {name: cut for name, cut in found.items() if cut is not None}
-    return AdaptedModel(sites, linears, wish.tuning.folds, wish.target, state, here)
+    return AdaptedModel(
+        sites, linears, options.tuning.folds, options.target, state, here
+    )
 
 
 def _cuts(checkpoint: Checkpoint) -> dict[str, LayerCut]:
     """Returns a rank's parts of layers by the ends of their names; else nothing."""
-    shard = checkpoint.wish.shard
+    shard = checkpoint.options.shard
     return {} if shard is None else layer_cuts(checkpoint.config, shard)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LoadOptions:
     """How a model is to be loaded."""
 
     weights: Weights
@@ -64,7 +64,7 @@ class Checkpoint:
     path: Path
     family: Family
     config: PreTrainedConfig
-    wish: Wish
+    options: LoadOptions
     model: PreTrainedModel
     homes: Homes
     merged: bool
@@ -80,7 +80,7 @@ def read_model(
     path: Path,
     family: Family,
     config: PreTrainedConfig,
-    wish: Wish,
+    options: LoadOptions,
     groups: Groups,
     progress: Progress,
 ) -> Checkpoint:
@@ -90,7 +90,7 @@ def read_model(
         path: The checkpoint.
         family: Its family.
         config: Its configuration.
-        wish: Precision and device.
+        options: Precision and device.
         groups: Layers to merge.
         progress: Told the fraction of tensors that are in place.
 
@@ -100,46 +100,46 @@ def read_model(
     """
     model = skeleton(path, family, config)
     sharding = None
-    if wish.shard is not None:
+    if options.shard is not None:
         from ..parallel.sharding import Sharding
 
-        sharding = Sharding(config, wish.shard)
+        sharding = Sharding(config, options.shard)
         sharding.narrow(model, family)
-    homes = _homes(model, family, wish)
+    homes = _homes(model, family, options)
     if homes.offloaded:
         groups = {}  # hooks act on modules, which the fused decoder goes around
-    placed = _place(model, wish, groups, homes)
-    _reader(model, placed, wish, homes, sharding).read(path, progress)
+    placed = _place(model, options, groups, homes)
+    _reader(model, placed, options, homes, sharding).read(path, progress)
     for module in model.modules():
         if isinstance(module, EmptyLinear):
             module.settle()
     if config.tie_word_embeddings and not placed:
         model.tie_weights()
-    if precision_of(wish.weights) in ("int8", "nf4"):
+    if precision_of(options.weights) in ("int8", "nf4"):
         halve_embedding(model)
     place_buffers(model, homes)
-    attach_offload(layers_of(model, family), homes, wish.target.device)
-    if sharding is not None and wish.communicator is not None:
-        sharding.connect(model, wish.communicator)
-    return Checkpoint(path, family, config, wish, model, homes, bool(groups))
+    attach_offload(layers_of(model, family), homes, options.target.device)
+    if sharding is not None and options.communicator is not None:
+        sharding.connect(model, options.communicator)
+    return Checkpoint(path, family, config, options, model, homes, bool(groups))
 
 
 def _reader(
     model: PreTrainedModel,
     placed: dict[str, Placed],
-    wish: Wish,
+    options: LoadOptions,
     homes: Homes,
     sharding: Sharding | None,
 ) -> CheckpointReader:
     return CheckpointReader(
         model,
         placed,
-        wish.target.dtype,
+        options.target.dtype,
         # A rank's parts are in memory of their own already.
-        copy=wish.weights in ("int8", "int8-a8", "int8-bnb", "nf4")
+        copy=options.weights in ("int8", "int8-a8", "int8-bnb", "nf4")
         and sharding is None,
         home=homes,
-        folds=wish.tuning.folds,
+        folds=options.tuning.folds,
         sharding=sharding,
     )
 
@@ -180,36 +180,38 @@ def skeleton(path: Path, family: Family, config: PreTrainedConfig) -> PreTrained
     return model
 
 
-def _homes(model: PreTrainedModel, family: Family, wish: Wish) -> Homes:
+def _homes(model: PreTrainedModel, family: Family, options: LoadOptions) -> Homes:
     """Decides which layers stay in host memory."""
     layers = layers_of(model, family)
     resident = len(layers)
-    if wish.offload_layers is not None:
-        resident = max(0, len(layers) - wish.offload_layers)
-    elif wish.room is not None:
-        dtype = wish.target.dtype
-        sizes = [module_bytes(layer, wish.weights, dtype) for layer in layers]
-        rest = module_bytes(model, wish.weights, dtype) - sum(sizes)
-        resident = resident_layers(sizes, wish.room - rest)
-    return Homes(wish.target.device, family.layers, len(layers), resident, wish.weights)
+    if options.offload_layers is not None:
+        resident = max(0, len(layers) - options.offload_layers)
+    elif options.room is not None:
+        dtype = options.target.dtype
+        sizes = [module_bytes(layer, options.weights, dtype) for layer in layers]
+        rest = module_bytes(model, options.weights, dtype) - sum(sizes)
+        resident = resident_layers(sizes, options.room - rest)
+    return Homes(
+        options.target.device, family.layers, len(layers), resident, options.weights
+    )
 
 
 def _place(
-    model: PreTrainedModel, wish: Wish, groups: Groups, homes: Homes
+    model: PreTrainedModel, options: LoadOptions, groups: Groups, homes: Homes
 ) -> dict[str, Placed]:
     maker: Maker | None = None
-    if wish.target.is_accelerator or wish.weights in ("int8-a8", "int8-bnb"):
+    if options.target.is_accelerator or options.weights in ("int8-a8", "int8-bnb"):
         maker = device_maker(
-            wish.weights,
-            wish.target,
+            options.weights,
+            options.target,
             homes,
-            wish.tuning,
-            threshold=wish.threshold,
+            options.tuning,
+            threshold=options.threshold,
             merged=bool(groups),
         )
         if maker is None:
             return {}
-    return place_linears(model, wish.weights, groups, maker, wish.tuning)
+    return place_linears(model, options.weights, groups, maker, options.tuning)
 
 
 def connect_attention(checkpoint: Checkpoint, state: StepState) -> None:
@@ -239,11 +241,11 @@ def connect_attention(checkpoint: Checkpoint, state: StepState) -> None:
 
 def first_query(checkpoint: Checkpoint) -> int:
     """Returns which of the whole model's query heads is the first one here."""
-    if checkpoint.wish.shard is None:
+    if checkpoint.options.shard is None:
         return 0
     from ..parallel.shard import heads_of
 
-    return heads_of(checkpoint.config, checkpoint.wish.shard).queries[0]
+    return heads_of(checkpoint.config, checkpoint.options.shard).queries[0]
 
 
 def layers_of(model: PreTrainedModel, family: Family) -> list[nn.Module]:

@@ -20,7 +20,7 @@ from ..kernels import ops as host_ops
 from ..kv.store import KVKind, KVStore
 from .assembly import (
     Checkpoint,
-    Wish,
+    LoadOptions,
     connect_attention,
     first_linear,
     read_model,
@@ -30,12 +30,12 @@ from .budget import trim_heap
 from .calibration.tuning_choice import CalibrationChoice, choose_tuning
 from .device import Target, choose_target
 from .families import family_of
-from .gpu.graph_start import GraphWish, add_graphs
+from .gpu.graph_start import GraphOptions, add_graphs
 from .identity import eos_token_ids, weights_version
 from .lean_import import import_transformers
 from .llama_fused import FusedLlamaDecoder, merged_layers
 from .placing import members_of
-from .pooling import PoolWish, make_pool, scratch_blocks, weights_room
+from .pooling import PoolOptions, make_pool, scratch_blocks, weights_room
 from .quantize import Weights
 from .room_check import check_room
 from .rope import context_limit
@@ -67,7 +67,7 @@ def load_runner(
     fused: bool = True,
     outlier_threshold: float = 0.0,
     offload_layers: int | None = None,
-    graphs: GraphWish | None = None,
+    graphs: GraphOptions | None = None,
     calibration: CalibrationChoice = "auto",
     progress: Progress | None = None,
     communicator: Communicator | None = None,
@@ -110,13 +110,13 @@ def load_runner(
     if communicator is not None and communicator.size == 1:
         communicator = None
     shard = None if communicator is None else communicator.shard
-    pool = PoolWish(
+    pool = PoolOptions(
         block_size=block_size,
         num_blocks=num_blocks,
         kv_memory_mb=kv_memory_mb // (shard.size if shard else 1),
         apart_mb=apart_mb,
     )
-    wish = Wish(
+    options = LoadOptions(
         weights=weights,
         target=chosen,
         fused=fused,
@@ -127,7 +127,7 @@ def load_runner(
     )
     with _collector_paused():
         _use_threads(threads, weights, chosen)
-        checkpoint = _read(path, wish, kv, pool, calibration, progress)
+        checkpoint = _read(path, options, kv, pool, calibration, progress)
         trim_heap()  # before the pool is sized by what is free
         runner = _runner(checkpoint, make_pool(checkpoint, kv, pool), max_context)
         add_graphs(runner, checkpoint, graphs)
@@ -155,49 +155,49 @@ def _collector_paused() -> Iterator[None]:
 
 def _read(
     path: Path,
-    wish: Wish,
+    options: LoadOptions,
     kv: KVKind,
-    pool: PoolWish,
+    pool: PoolOptions,
     calibration: CalibrationChoice,
     progress: Progress | None,
 ) -> Checkpoint:
     family = family_of(path)
     import_transformers()
     config = family.load_config(path)
-    if wish.shard is not None:
+    if options.shard is not None:
         from ..parallel.shard import check_degree
 
-        check_degree(config, wish.shard.size)
-    fuse = wish.fused and family.llama_pattern and _fusible(wish)
+        check_degree(config, options.shard.size)
+    fuse = options.fused and family.llama_pattern and _fusible(options)
     groups = merged_layers(config.num_hidden_layers) if fuse else {}
-    check_room(path, config, wish, kv, pool, members_of(groups))
+    check_room(path, config, options, kv, pool, members_of(groups))
     tuning = choose_tuning(
         path,
         family,
         config,
-        weights=wish.weights,
+        weights=options.weights,
         kv=kv,
         choice=calibration,
         fused=fuse,
-        half=wish.target.dtype.itemsize == 2,
-        shard=wish.shard,
+        half=options.target.dtype.itemsize == 2,
+        shard=options.shard,
     )
-    wish = replace(wish, tuning=tuning)
-    return read_model(path, family, config, wish, groups, progress or _silent)
+    options = replace(options, tuning=tuning)
+    return read_model(path, family, config, options, groups, progress or _silent)
 
 
-def _fusible(wish: Wish) -> bool:
-    if wish.offload_layers:
+def _fusible(options: LoadOptions) -> bool:
+    if options.offload_layers:
         return False
-    return wish.target.is_accelerator or wish.weights in ("int8", "float32")
+    return options.target.is_accelerator or options.weights in ("int8", "float32")
 
 
 def _runner(
     checkpoint: Checkpoint, store: KVStore, max_context: int | None
 ) -> TransformersRunner:
     """Connects a model to its KV store."""
-    model, wish = checkpoint.model, checkpoint.wish
-    state = StepState(store.layers, wish.target.ops)
+    model, options = checkpoint.model, checkpoint.options
+    state = StepState(store.layers, options.target.ops)
     connect_attention(checkpoint, state)
     counter = RowCounter()
     if checkpoint.merged:
@@ -205,8 +205,14 @@ def _runner(
     else:
         decoder = GenericDecoder(model)
         counter.watch(first_linear(checkpoint))
-    precision = f"{wish.weights}>{wish.threshold}" if wish.threshold else wish.weights
-    tuned = f"{precision}+{wish.tuning.version}" if wish.tuning.version else precision
+    precision = (
+        f"{options.weights}>{options.threshold}"
+        if options.threshold
+        else options.weights
+    )
+    tuned = (
+        f"{precision}+{options.tuning.version}" if options.tuning.version else precision
+    )
     version = weights_version(checkpoint.path, tuned, store.kind)
     _check_same_weights(checkpoint, version)
     runner = TransformersRunner(
@@ -215,11 +221,13 @@ def _runner(
         store,
         state,
         counter,
-        wish.target,
-        scratch_blocks=scratch_blocks(wish.target),
+        options.target,
+        scratch_blocks=scratch_blocks(options.target),
         max_context=_context(checkpoint.config, max_context),
         eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config),
-        weights_version=f"{version}+tp{wish.shard.size}" if wish.shard else version,
+        weights_version=f"{version}+tp{options.shard.size}"
+        if options.shard
+        else version,
     )
     runner.base = checkpoint, state
     log.info(
@@ -228,10 +236,10 @@ def _runner(
         family=checkpoint.family.model_type,
         weights=precision,
         kv=store.kind,
-        calibration=wish.tuning.source,
-        device=wish.target.name,
+        calibration=options.tuning.source,
+        device=options.target.name,
         decoder=type(decoder).__name__,
-        **(msgspec.structs.asdict(wish.shard) if wish.shard else {}),
+        **(msgspec.structs.asdict(options.shard) if options.shard else {}),
         kv_blocks=runner.num_blocks,
         kv_mib=store.nbytes >> 20,
     )
@@ -240,7 +248,7 @@ def _runner(
 
 def _check_same_weights(checkpoint: Checkpoint, version: str) -> None:
     """Refuses parts of different weights: what they add up to would be nonsense."""
-    communicator = checkpoint.wish.communicator
+    communicator = checkpoint.options.communicator
     if communicator is None:
         return
     if len(set(communicator.numbers(int(version[:_SAME_DIGITS], 16)))) > 1:

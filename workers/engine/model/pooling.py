@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .assembly import Checkpoint
 
 
-class PoolWish(msgspec.Struct, frozen=True, kw_only=True):
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the KV pool's size."""
 
     block_size: int
@@ -33,7 +33,7 @@ class PoolWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def weights_room(
-    target: Target, path: Path, kv: KVKind, pool: PoolWish, shard: Shard | None
+    target: Target, path: Path, kv: KVKind, pool: PoolOptions, shard: Shard | None
 ) -> int | None:
     """Returns the bytes that weights may take on a GPU, or None on a host.
 
@@ -57,7 +57,7 @@ def weights_room(
     return room - pool.num_blocks * pool.block_size * shape.bytes_per_token(kv)
 
 
-def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
+def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolOptions) -> KVStore:
     """Sizes and makes the KV pool; a GPU's has a block for padding rows.
 
     The ranks of a group agree on the number of blocks, since one plan is for all.
@@ -70,8 +70,8 @@ def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
     Raises:
         ModelLoadError: Not even one block fits.
     """
-    target, communicator = checkpoint.wish.target, checkpoint.wish.communicator
-    shape = kv_shape(checkpoint.config, checkpoint.wish.shard)
+    target, communicator = checkpoint.options.target, checkpoint.options.communicator
+    shape = kv_shape(checkpoint.config, checkpoint.options.shard)
     num_blocks = pool.num_blocks
     if num_blocks is None:
         on_host = target.device.type == "cpu"
@@ -84,7 +84,7 @@ def make_pool(checkpoint: Checkpoint, kv: KVKind, pool: PoolWish) -> KVStore:
             headers = read_headers(checkpoint.path)
             layers = checkpoint.config.num_hidden_layers
             groups = merged_layers(layers) if checkpoint.merged else {}
-            weights = checkpoint.wish.weights
+            weights = checkpoint.options.weights
             reserved = mapped_bytes(headers, weights, members_of(groups))
         num_blocks = pool_blocks(
             shape,

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ..kv.store import KVKind
-    from .assembly import Wish
-    from .pooling import PoolWish
+    from .assembly import LoadOptions
+    from .pooling import PoolOptions
 
 _QUANTIZING: Final = 16
 """Bytes for a value of the largest tensor while it is quantized: two that are merged,
@@ -47,9 +47,9 @@ as floats of 32 bits, beside the floats that they were put together from."""
 def check_room(
     path: Path,
     config: PreTrainedConfig,
-    wish: Wish,
+    options: LoadOptions,
     kv: KVKind,
-    pool: PoolWish,
+    pool: PoolOptions,
     copied: Collection[str] = (),
 ) -> None:
     """Compares what a model will take with what is free on this host.
@@ -60,7 +60,7 @@ def check_room(
     Args:
         path: The checkpoint.
         config: Its configuration.
-        wish: Precision, device and rank.
+        options: Precision, device and rank.
         kv: Precision of the pool.
         pool: Its blocks, where they are given; else one has to fit.
         copied: Layers that are merged, so that their weights are no views of the file.
@@ -68,21 +68,21 @@ def check_room(
     Raises:
         ModelLoadError: It does not fit; says what is short and what would fit.
     """
-    if wish.target.device.type != "cpu":
+    if options.target.device.type != "cpu":
         return
-    ranks = 1 if wish.shard is None else wish.shard.size
+    ranks = 1 if options.shard is None else options.shard.size
     headers = read_headers(path)
     counts = count_parameters(headers, config)
-    block = pool.block_size * kv_shape(config, wish.shard).bytes_per_token(kv)
-    free = _free(wish)
+    block = pool.block_size * kv_shape(config, options.shard).bytes_per_token(kv)
+    free = _free(options)
 
     def need(name: str, count: int) -> _Need:
         size = weight_bytes(counts, name).total // ranks
         # A rank's parts are copies, whatever their type.
-        mapped = 0 if wish.shard else mapped_bytes(headers, name, copied)
+        mapped = 0 if options.shard else mapped_bytes(headers, name, copied)
         return _needed(size, mapped, count * block, free.size, pool)
 
-    weights, blocks = precision_of(wish.weights), pool.num_blocks or 1
+    weights, blocks = precision_of(options.weights), pool.num_blocks or 1
     chosen = need(weights, blocks)
     short = chosen.total - free.size
     if short <= 0:
@@ -136,7 +136,7 @@ class _Need(msgspec.Struct, frozen=True):
         )
 
 
-def _needed(size: int, mapped: int, cache: int, free: int, pool: PoolWish) -> _Need:
+def _needed(size: int, mapped: int, cache: int, free: int, pool: PoolOptions) -> _Need:
     """Returns what weights and KV take, by the rules that the pool is sized by."""
     copies = max(0, size - mapped)
     if pool.num_blocks is not None:
@@ -146,14 +146,14 @@ def _needed(size: int, mapped: int, cache: int, free: int, pool: PoolWish) -> _N
     return _Need(size, cache, margin, size + cache + margin)
 
 
-def _free(wish: Wish) -> FreeMemory:
+def _free(options: LoadOptions) -> FreeMemory:
     """Returns what is free for this process: of a group on one host, its part."""
-    free = free_memory(wish.target.name)
-    if wish.communicator is None:
+    free = free_memory(options.target.name)
+    if options.communicator is None:
         return free
     # No rank reads its weights before every rank has looked.
-    least = min(wish.communicator.numbers(free.size))
-    return part_of(FreeMemory(least, free.source), wish.communicator.size)
+    least = min(options.communicator.numbers(free.size))
+    return part_of(FreeMemory(least, free.source), options.communicator.size)
 
 
 def _cure(ways: Sequence[str]) -> str:

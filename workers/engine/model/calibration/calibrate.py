@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from .....shared.errors import ModelLoadError
-from ..assembly import Wish, read_model
+from ..assembly import LoadOptions, read_model
 from ..device import choose_target
 from ..families import family_of
 from ..lean_import import import_transformers
@@ -72,8 +72,10 @@ def calibrate(
             f"the calibration text has token {highest}, but the model's vocabulary is "
             f"{config.vocab_size}: take a text without that token"
         )
-    wish = Wish(weights="float32", target=choose_target("cpu", "float32"), fused=False)
-    model = read_model(path, family, config, wish, {}, progress).model
+    options = LoadOptions(
+        weights="float32", target=choose_target("cpu", "float32"), fused=False
+    )
+    model = read_model(path, family, config, options, {}, progress).model
     rows = max(1, _ROW_TOKENS // max(map(len, samples)))
     statistics = Statistics(model, int(config.num_key_value_heads))
     statistics.run(token_batches(list(samples), rows, progress))

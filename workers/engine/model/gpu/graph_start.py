@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("tokenmill.gpu")
 
 
-class GraphWish(msgspec.Struct, frozen=True, kw_only=True):
+class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner is prepared for."""
 
     max_running: int
@@ -59,23 +59,25 @@ def _static_layout() -> PlaceLayout:
 
 
 def add_graphs(
-    runner: TransformersRunner, checkpoint: Checkpoint, wish: GraphWish | None
+    runner: TransformersRunner, checkpoint: Checkpoint, options: GraphOptions | None
 ) -> None:
     """Measures integer products, warms up, then records decode steps, on a GPU.
 
     Args:
         runner: Given its graphs.
         checkpoint: The runner's model.
-        wish: None leaves the runner as it is.
+        options: None leaves the runner as it is.
     """
-    if wish is None or runner.target.device.type != "cuda":
+    if options is None or runner.target.device.type != "cuda":
         return
-    _prepare_products(checkpoint, wish)
-    communicator = checkpoint.wish.communicator
+    _prepare_products(checkpoint, options)
+    communicator = checkpoint.options.communicator
     if communicator is not None:
         communicator.numbers(0)  # products are measured at unequal speed
-    warm_up(runner, wish.step_tokens, wish.max_running, alone=communicator is None)
-    reason = _why_not(checkpoint, wish)
+    warm_up(
+        runner, options.step_tokens, options.max_running, alone=communicator is None
+    )
+    reason = _why_not(checkpoint, options)
     if reason is not None:
         log.info("cuda_graphs_off", reason=reason)
         return
@@ -83,31 +85,33 @@ def add_graphs(
 
     device = runner.target.device
     with torch.inference_mode():
-        graphs, buckets = decode_graphs(runner, wish.max_running, CudaRecorder(device))
+        graphs, buckets = decode_graphs(
+            runner, options.max_running, CudaRecorder(device)
+        )
         gains = capture_and_measure(graphs, buckets.all(), device)
     if gains:
         runner.graphs = graphs
         runner.graph_gains = gains
 
 
-def _why_not(checkpoint: Checkpoint, wish: GraphWish) -> str | None:
+def _why_not(checkpoint: Checkpoint, options: GraphOptions) -> str | None:
     """Returns what keeps steps from being recorded, or None."""
-    if not wish.enabled:
+    if not options.enabled:
         return "worker.cuda_graphs is off"
-    if checkpoint.wish.shard is not None:
+    if checkpoint.options.shard is not None:
         return "ranks meet in every layer, and a recorded step cannot notice a lost one"
     if checkpoint.homes.offloaded:
         return "layers in host memory are copied in every step"
     if rope_type(checkpoint.config) in LENGTH_DEPENDENT:
         return "the model's RoPE looks at the lengths of the step's sequences"
-    if checkpoint.wish.threshold > 0:
+    if checkpoint.options.threshold > 0:
         return "bitsandbytes' dynamic threshold looks at the values of the step"
     return None
 
 
-def _prepare_products(checkpoint: Checkpoint, wish: GraphWish) -> None:
+def _prepare_products(checkpoint: Checkpoint, options: GraphOptions) -> None:
     """Measures the integer product of every shape that will occur."""
-    if checkpoint.wish.weights != "int8-a8":
+    if checkpoint.options.weights != "int8-a8":
         return
     from .int8 import DeviceInt8Linear
     from .linear import MeasuredMatmul
@@ -117,7 +121,7 @@ def _prepare_products(checkpoint: Checkpoint, wish: GraphWish) -> None:
         if not isinstance(module, DeviceInt8Linear):
             continue
         if isinstance(module.matmul, MeasuredMatmul):
-            module.matmul.prepare([module.weight], wish.step_tokens)
+            module.matmul.prepare([module.weight], options.step_tokens)
             matmul = module.matmul
     if matmul is not None:
         log.info("int8_products_chosen", products=matmul.report())
