@@ -205,16 +205,6 @@ def _runner(
     else:
         decoder = GenericDecoder(model)
         counter.watch(first_linear(checkpoint))
-    precision = (
-        f"{options.weights}>{options.threshold}"
-        if options.threshold
-        else options.weights
-    )
-    tuned = (
-        f"{precision}+{options.tuning.version}" if options.tuning.version else precision
-    )
-    version = weights_version(checkpoint.path, tuned, store.kind)
-    _check_same_weights(checkpoint, version)
     runner = TransformersRunner(
         model,
         decoder,
@@ -225,16 +215,14 @@ def _runner(
         scratch_blocks=scratch_blocks(options.target),
         max_context=_context(checkpoint.config, max_context),
         eos_token_ids=eos_token_ids(checkpoint.path, checkpoint.config),
-        weights_version=f"{version}+tp{options.shard.size}"
-        if options.shard
-        else version,
+        weights_version=_version(checkpoint, store.kind),
     )
     runner.base = checkpoint, state
     log.info(
         "model_loaded",
         path=str(checkpoint.path),
         family=checkpoint.family.model_type,
-        weights=precision,
+        weights=_precision(options),
         kv=store.kind,
         calibration=options.tuning.source,
         device=options.target.name,
@@ -244,6 +232,21 @@ def _runner(
         kv_mib=store.nbytes >> 20,
     )
     return runner
+
+
+def _precision(options: LoadOptions) -> str:
+    threshold = options.threshold
+    return f"{options.weights}>{threshold}" if threshold else options.weights
+
+
+def _version(checkpoint: Checkpoint, kv: KVKind) -> str:
+    """Names whatever changes a token: weights, their precision and tuning, KV, tp."""
+    options = checkpoint.options
+    precision, tuning = _precision(options), options.tuning.version
+    tuned = f"{precision}+{tuning}" if tuning else precision
+    version = weights_version(checkpoint.path, tuned, kv)
+    _check_same_weights(checkpoint, version)
+    return f"{version}+tp{options.shard.size}" if options.shard else version
 
 
 def _check_same_weights(checkpoint: Checkpoint, version: str) -> None:

@@ -72,9 +72,8 @@ def calibrate(
             f"the calibration text has token {highest}, but the model's vocabulary is "
             f"{config.vocab_size}: take a text without that token"
         )
-    options = LoadOptions(
-        weights="float32", target=choose_target("cpu", "float32"), fused=False
-    )
+    target = choose_target("cpu", "float32")
+    options = LoadOptions(weights="float32", target=target, fused=False)
     model = read_model(path, family, config, options, {}, progress).model
     rows = max(1, _ROW_TOKENS // max(map(len, samples)))
     statistics = Statistics(model, int(config.num_key_value_heads))
