@@ -19,7 +19,6 @@ from .script_types import (
     GroupInfo,
     Limits,
     NewJob,
-    ReapReport,
     RenewStatus,
     Started,
     StartItem,
@@ -28,7 +27,7 @@ from .script_types import (
 from .scripts_dead import DeadScripts
 from .scripts_publish import PublishScripts
 from .scripts_queue import QueueScripts
-from .scripts_reap import ReapScripts
+from .scripts_reap import ReapReport, ReapScripts
 from .scripts_scheduler import SchedulerScripts
 from .scripts_worker import WorkerScripts
 

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, Literal, cast
+
+import msgspec
 
 from .errors import RedisUnsuitable
 from .lifecycle import ACTIVE, TERMINAL, State
@@ -19,7 +21,7 @@ from .script_runner import (
     number,
     text,
 )
-from .script_types import DEAD_MS, DeadJob, ReapReport
+from .script_types import DEAD_MS
 
 GROUP_SILENCE_MS: Final = 60_000
 """After this long without a heartbeat a group is looked at, and forgotten when its
@@ -28,6 +30,35 @@ MAX_START_LOSSES: Final = 5
 """Dispatches in a row that living groups do not start before a job fails."""
 _REAP_CHUNK: Final = 64
 """Fewer than elsewhere: each job brings nine keys and may write twenty times."""
+
+
+class DeadJob(msgspec.Struct, frozen=True):
+    """A job that failed since groups were given it too often in vain."""
+
+    job_id: str
+    reason: Literal["lease_losses", "start_losses"]
+    """Which count reached its bound."""
+    losses: int
+
+
+class ReapReport(msgspec.Struct, frozen=True):
+    """What one reap did."""
+
+    redelivered: int = 0
+    dead: int = 0
+    """Failed, having been given to groups too often in vain; among the dead letters."""
+    expired: int = 0
+    due: int = 0
+    """Delayed and retrying jobs that were queued."""
+    cancelled: int = 0
+    """Cancel was asked for, then the lease ended."""
+    groups: int = 0
+    """Silent groups forgotten."""
+    dead_jobs: tuple[DeadJob, ...] = ()
+    dropped: tuple[str, ...] = ()
+    """Jobs whose record Redis could not act on; they are looked at no more."""
+    fenced: bool = False
+    """Another scheduler is active; nothing was done."""
 
 
 _Row = tuple[str, Hint, str]
