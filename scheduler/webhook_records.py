@@ -72,21 +72,30 @@ class Records:
             return False
         return await self._client.zscore(key, job_id) is not None
 
-    async def open(self, event_id: str, fields: Mapping[str, str]) -> None:
-        """Writes the record of what was announced, unless there is one.
+    async def open(self, events: Mapping[str, Mapping[str, str]]) -> None:
+        """Writes the records of what was announced, of those that have none.
 
         Args:
-            event_id: Of the event.
-            fields: `url`, `type`, `data` and `tenant`.
+            events: Id of an event -> `url`, `type`, `data` and `tenant`.
         """
-        if not await self._client.exists(delivery_key(event_id)):
-            await self._opened(event_id, fields)
+        pipe = self._client.pipeline(transaction=False)
+        for event_id in events:
+            pipe.exists(delivery_key(event_id))
+        known = await pipe.execute()
+        new = [one for one, there in zip(events, known, strict=True) if not there]
+        if new:
+            at_ms = await redis_ms(self._client)
+            pipe = self._client.pipeline(transaction=True)
+            for event_id in new:
+                _write(pipe, event_id, _begun(events[event_id], at_ms), at_ms, at_ms)
+            await pipe.execute()
 
     async def _opened(self, event_id: str, fields: Mapping[str, str]) -> Record:
         at_ms = await redis_ms(self._client)
-        begun = {"at_ms": str(at_ms), "created_ms": str(at_ms)}
-        record = {**begun, **fields, "state": "pending"}
-        await self.write(event_id, record, 0.0)
+        record = _begun(fields, at_ms)
+        pipe = self._client.pipeline(transaction=True)
+        _write(pipe, event_id, record, at_ms, at_ms)
+        await pipe.execute()
         return record
 
     async def open_again(self, event_id: str) -> None:
@@ -111,16 +120,10 @@ class Records:
             fields: What changes.
             wait_s: Until the next attempt; None: it is settled.
         """
-        key, at_ms = delivery_key(event_id), await redis_ms(self._client)
+        at_ms = await redis_ms(self._client)
         next_ms = None if wait_s is None else at_ms + round(wait_s * 1000)
-        moments = {"changed_ms": str(at_ms), "next_ms": str(next_ms or "")}
         pipe = self._client.pipeline(transaction=True)
-        pipe.hset(key, mapping={**fields, **moments})
-        pipe.pexpire(key, KEEP_MS)
-        pipe.zadd(LOG, {event_id: at_ms})
-        pipe.zremrangebyrank(LOG, 0, -MOST_LOGGED - 1)
-        if next_ms is not None:
-            pipe.zadd(OPEN, {event_id: next_ms})
+        _write(pipe, event_id, fields, at_ms, next_ms)
         await pipe.execute()
         if next_ms is None:
             await self.settle(event_id)
@@ -133,3 +136,35 @@ class Records:
         except UnknownJob:
             return  # of a run or a batch
         await self._client.zrem(key, event_id)
+
+
+def _begun(fields: Mapping[str, str], at_ms: int) -> Record:
+    """The record of a delivery before its first attempt."""
+    begun = {"at_ms": str(at_ms), "created_ms": str(at_ms)}
+    return {**begun, **fields, "state": "pending"}
+
+
+def _write(
+    pipe: "redis.asyncio.client.Pipeline",
+    event_id: str,
+    fields: Mapping[str, str],
+    at_ms: int,
+    next_ms: int | None,
+) -> None:
+    """Adds the change of a record to a pipeline.
+
+    Args:
+        pipe: Of one transaction.
+        event_id: Of the event.
+        fields: What changes.
+        at_ms: The time of Redis.
+        next_ms: Of the next attempt; None: it is settled.
+    """
+    key = delivery_key(event_id)
+    moments = {"changed_ms": str(at_ms), "next_ms": str(next_ms or "")}
+    pipe.hset(key, mapping={**fields, **moments})
+    pipe.pexpire(key, KEEP_MS)
+    pipe.zadd(LOG, {event_id: at_ms})
+    pipe.zremrangebyrank(LOG, 0, -MOST_LOGGED - 1)
+    if next_ms is not None:
+        pipe.zadd(OPEN, {event_id: next_ms})
