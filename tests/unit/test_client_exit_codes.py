@@ -22,3 +22,10 @@ def test_every_error_stands_beside_its_exit_code() -> None:
         if kind.code == "illegal_transition":
             continue  # never leaves a process
         assert kind.code in table.get(kind.exit_code, ()), kind
+
+
+def test_the_tree_at_the_top_of_the_file_has_every_error() -> None:
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"\b[A-Z]\w+", errors.__doc__.split("A message says")[0])
+    ours = {k for k in kinds(errors.TokenmillError) if k.__module__ == errors.__name__}
+    assert sorted(drawn) == sorted(["Every", *(kind.__name__ for kind in ours)])
