@@ -109,7 +109,7 @@ def _facts(
         ("state", info.state + (", cancelling" if _cancelling(info) else "")),
         ("model", info.model),
         ("version", _version(info, result)),
-        ("adapter", f"{adapter.name} ({adapter.digest[:12]})" if adapter else "-"),
+        ("adapter", _adapter(info, adapter)),
         ("class", info.job_class),
         ("tenant", info.tenant),
         ("priority", str(info.priority)),
@@ -147,6 +147,13 @@ def _version(info: "JobInfo", result: "JobResult | None") -> str:
     if info.pinned_version is None:
         return served or "-"
     return f"{served or '-'} (only {info.pinned_version})"
+
+
+def _adapter(info: "JobInfo", adapter: "AdapterRef | None") -> str:
+    """Which one, and with what content where the request is still there."""
+    if adapter is None:
+        return info.adapter or "-"
+    return f"{adapter.name} ({adapter.digest[:12]})"
 
 
 def _cancelling(info: "JobInfo") -> bool:

@@ -120,5 +120,6 @@ def again(letter: "Letter", record: Mapping[str, str], payload: object) -> NewJo
         seed=int(record["seed"]),
         keep_ms=int(record.get("keep_ms") or _DEFAULT_KEEP_MS),
         version=record.get("version") or None,
+        adapter=record.get("adapter") or None,
         v=int(record.get("v") or 1),
     )

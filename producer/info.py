@@ -25,6 +25,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model, that serves or served it; None before its first token."""
     pinned_version: str | None = None
     """The only one that may run it."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that it asks for."""
     bucket: str = ""
     prompt_tokens: int = 0
     """An estimate until the job is dispatched, exact from then on."""
@@ -77,6 +79,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
             priority=_integer(record, "priority") or 0,
             version=record.get("served") or None,
             pinned_version=record.get("version") or None,
+            adapter=record.get("adapter") or None,
             bucket=record.get("bucket", ""),
             prompt_tokens=_integer(record, "tokens") or 0,
             max_tokens=_integer(record, "max_tokens") or 0,

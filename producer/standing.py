@@ -63,7 +63,7 @@ class _Asked(msgspec.Struct):
 async def adapter_of(session: Session, job: JobId) -> AdapterRef | None:
     """Returns the adapter that a job asks for; None without one.
 
-    Records do not name it, so the request is read, as long as it is kept.
+    Records have its name alone, so the request is read, as long as it is kept.
     """
     (raw,) = await session.read(("GET", job.keys.input(str(job))))
     try:

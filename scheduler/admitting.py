@@ -64,6 +64,7 @@ def ready_job(
         version=size.version,
         weights=entry.weights,
         tokenizer=size.tokenizer,
+        adapter=size.adapter,
     )
     return Ready(job, size.token_ids, entry.stream, entry.entry_id, entry.resumed)
 

@@ -161,5 +161,6 @@ def view_of(info: GroupInfo) -> GroupView | None:
         weights=info.weights_version,
         tokenizer=info.tokenizer,
         offers=offers_of(info.version, info.weights_version),
+        adapters=info.adapters,
         step_ms=max(a + b * (running + min(prefill, PREFILL_CHUNK)), 0.0),
     )

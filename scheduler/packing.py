@@ -14,6 +14,9 @@ MAX_SCANS: Final = 64
 PROBES: Final = 8
 MAX_RESERVATIONS: Final = 16
 """Groups kept free for large jobs at most, in one plan."""
+WARM_LOAD: Final = 0.125
+"""A group that has a job's adapter in memory gets it though another is less loaded, by
+this part of a group at most: a load of files costs less than a longer queue."""
 PREFILL_PATIENCE_MS: Final = 10_000
 """Prefill credit comes back within steps; smaller prompts have taken it where a job
 still waits for nothing else."""
@@ -53,11 +56,15 @@ class Packer:
         self._heaps: dict[tuple[str, str, str], _Heap] = {}
         """By version, weights and length class: a job goes to some of these alone."""
         self._heaps_of: dict[tuple[str, str], list[_Heap]] = {}
+        self._warm: frozenset[str] = frozenset()
+        """Adapters that some group has in memory."""
         for index, view in enumerate(self._views):
             load = load_of(view, view.free_blocks, view.free_running, view.free_tokens)
             entry = (load, view.step_ms, view.group, index)
             line = (view.version, view.weights, view.serves)
             self._heaps.setdefault(line, []).append(entry)
+            if view.adapters:
+                self._warm |= view.adapters
         for heap in self._heaps.values():
             heapq.heapify(heap)
         self._unmet: dict[tuple[object, ...], list[_Need]] = {}
@@ -180,16 +187,49 @@ class Packer:
                 break
             if heap[0][0] >= limit or (spill and heap[0][0] > SPILL_LOAD):
                 break  # the others are fuller still
-            entry = heapq.heappop(heap)
-            room = self._room(entry[-1])
-            if room.fits(job):
-                self.give(room, job)
-                entry, placed = (room.load, *entry[1:]), room
-            passed.append((heap, entry))
+            passed.append((heap, heapq.heappop(heap)))
+            if self._room(passed[-1][1][-1]).fits(job):
+                warm = job.adapter in self._warm and not spill
+                at = self._warmest(heaps, job, passed) if warm else len(passed) - 1
+                heap, entry = passed[at]
+                placed = self._room(entry[-1])
+                self.give(placed, job)
+                passed[at] = heap, (placed.load, *entry[1:])
         for heap, entry in passed:
             if not self._room(entry[-1]).exhausted:
                 heapq.heappush(heap, entry)
         return placed
+
+    def _warmest(
+        self, heaps: list[_Heap], job: WaitingJob, passed: list[tuple[_Heap, _Entry]]
+    ) -> int:
+        """Finds a group with the job's adapter that is hardly fuller than the first.
+
+        No job waits for that, and none is pushed out for it.
+
+        Args:
+            heaps: Of the groups that the job may go to.
+            job: It fits into the group that was passed last.
+            passed: Taken off the heaps; gets those that are looked at.
+
+        Returns:
+            Where the group stands in `passed`; the last one of before where no group
+            is better.
+        """
+        first = len(passed) - 1
+        if job.adapter in self._views[passed[first][1][-1]].adapters:
+            return first
+        highest = min(passed[first][1][0] + WARM_LOAD, 1.0)
+        for _ in range(PROBES):
+            heap = _least_loaded(heaps)
+            if heap is None or heap[0][0] > highest:
+                break
+            passed.append((heap, heapq.heappop(heap)))
+            room = self._room(passed[-1][1][-1])
+            warm = job.adapter in room.view.adapters and room.fits(job)
+            if warm and not room.takes_from_bulk(job):
+                return len(passed) - 1
+        return first
 
     def give(self, room: Room, job: WaitingJob) -> None:
         """Gives the job to a group; the caller knows that it fits."""

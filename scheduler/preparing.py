@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
+from ..shared.adapters import short_digest
 from ..shared.errors import (
     InvalidRequest,
     PromptTooLong,
@@ -53,6 +54,8 @@ class Prepared(msgspec.Struct, frozen=True):
     """The only version of the model that may run it."""
     tokenizer: str = ""
     """What encoded it; empty for ids from an earlier dispatch."""
+    adapter: str = ""
+    """The one that it runs with, shortened; empty without one."""
 
 
 class Later(msgspec.Struct, frozen=True):
@@ -243,4 +246,5 @@ def _sized(
         schema=request.v,
         version=request.version or "",
         tokenizer=card.tokenizer,
+        adapter=short_digest(request.adapter.digest) if request.adapter else "",
     )

@@ -144,6 +144,15 @@ class Room:
             job.prefill_tokens, tokens, view.batch_tokens
         )
 
+    def takes_from_bulk(self, job: WaitingJob) -> bool:
+        """Whether a job that fits would push bulk out."""
+        tokens = min(job.prefill_tokens, self.view.batch_tokens)
+        return (
+            self.running < min(job.choices, self.view.max_running)
+            or self.blocks < self.view.cost_blocks(job)
+            or self.tokens < tokens
+        )
+
     def is_short(self, job: WaitingJob) -> bool:
         """Whether blocks are missing, or slots for several choices.
 

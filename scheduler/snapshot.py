@@ -44,6 +44,8 @@ class WaitingJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a group has to offer to it (`targets.py`)."""
     tokenizer: str = ""
     """What its prompt was encoded with; empty where that does not matter."""
+    adapter: str = ""
+    """The one that it runs with (`adapters.short_digest`); empty without one."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -85,6 +87,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """What its prompts are to be encoded with; empty: it does not say."""
     offers: frozenset[str] = frozenset()
     """Needs of jobs that it satisfies."""
+    adapters: frozenset[str] = frozenset()
+    """In its memory, as far as it says; no need of any job."""
 
     @property
     def idle(self) -> bool:

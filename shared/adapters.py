@@ -21,6 +21,10 @@ RETIRED_MS: Final = 7 * 86_400_000
 """How long one that was replaced or removed stays known, for jobs that had begun."""
 CHECK: Final = "adapter-check "
 """Begins a message on a worker's control channel; the id of a check follows."""
+MOST_IN_MEMORY: Final = 64
+"""Adapters that a worker says it has in memory, so that its heartbeats stay small."""
+_SHORT: Final = 16
+"""Digits of a digest that tell adapters apart where a mistake costs one load."""
 _LISTED: Final = 20
 
 
@@ -42,6 +46,9 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Of its weights on disk."""
     base: str = ""
     """Weights of the worker that checked it."""
+    checked: dict[str, str] = {}
+    """Other weights whose workers were asked -> why they cannot serve it; empty: they
+    can."""
     notes: tuple[str, ...] = ()
     """What whoever added it was warned of."""
     tenant: str | None = None
@@ -114,6 +121,21 @@ def card_of(
 def key_of(ref: AdapterRef) -> str:
     """Returns what an engine, and its prefix cache, know an adapter by."""
     return f"{ref.name}@{ref.digest}"
+
+
+def short_digest(digest: str) -> str:
+    """Returns what workers and schedulers call an adapter among themselves."""
+    return digest[:_SHORT]
+
+
+def in_memory(keys: Iterable[str]) -> frozenset[str]:
+    """Returns what a worker says of the adapters that it has in memory.
+
+    Args:
+        keys: As `key_of` made them, those used last at the end.
+    """
+    newest = list(keys)[-MOST_IN_MEMORY:]
+    return frozenset(short_digest(key.rpartition("@")[2]) for key in newest)
 
 
 def check_name(name: str, field: str = "adapter") -> None:

@@ -95,6 +95,7 @@ def new_job(
         refuse_late=prompt.refuse_late,
         webhook=prompt.webhook,
         version=prompt.version,
+        adapter=prompt.adapter,
         v=packed.v,
         upload=packed.upload,
     )

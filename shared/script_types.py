@@ -56,6 +56,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Address that is told of the end."""
     version: str | None = None
     """The only version of the model that is to run it."""
+    adapter: str | None = None
+    """Name of its request's adapter, for who looks at the record."""
     v: int = 1
     """Lowest schema version whose readers understand the job."""
     keep_ms: int
@@ -249,6 +251,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Made since the start of this incarnation."""
     counters: "EngineCounters | None" = None
     """The engine's own, as of the last heartbeat; None: not read, not sent."""
+    adapters: frozenset[str] = frozenset()
+    """What is in its memory (`adapters.short_digest`), of many those used last."""
 
 
 class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,35 +289,6 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     adapter_loads: int = 0
     adapter_evictions: int = 0
     """Adapters that made room for others."""
-
-
-class DeadJob(msgspec.Struct, frozen=True):
-    """A job that failed since groups were given it too often in vain."""
-
-    job_id: str
-    reason: Literal["lease_losses", "start_losses"]
-    """Which count reached its bound."""
-    losses: int
-
-
-class ReapReport(msgspec.Struct, frozen=True):
-    """What one reap did."""
-
-    redelivered: int = 0
-    dead: int = 0
-    """Failed, having been given to groups too often in vain; among the dead letters."""
-    expired: int = 0
-    due: int = 0
-    """Delayed and retrying jobs that were queued."""
-    cancelled: int = 0
-    """Cancel was asked for, then the lease ended."""
-    groups: int = 0
-    """Silent groups forgotten."""
-    dead_jobs: tuple[DeadJob, ...] = ()
-    dropped: tuple[str, ...] = ()
-    """Jobs whose record Redis could not act on; they are looked at no more."""
-    fenced: bool = False
-    """Another scheduler is active; nothing was done."""
 
 
 CancelStatus = Literal["cancelled", "cancelling", "unknown"] | State

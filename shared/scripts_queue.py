@@ -43,6 +43,7 @@ class _Facts(msgspec.Struct, kw_only=True, omit_defaults=True):
     refuse_late: bool = False
     webhook: str | None = None
     version: str | None = None
+    adapter: str | None = None
     v: int = 1
 
 
@@ -202,6 +203,7 @@ def _facts(job: NewJob) -> _Facts:
         refuse_late=job.refuse_late,
         webhook=job.webhook,
         version=job.version,
+        adapter=job.adapter,
         v=job.v,
     )
 

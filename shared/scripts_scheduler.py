@@ -218,6 +218,7 @@ def group_info(row: Mapping[bytes, bytes]) -> GroupInfo:
         heartbeat_ms=number(fields.get("heartbeat_ms")),
         tokens_per_s=float(fields.get("tokens_per_s") or 0),
         output_tokens=number(fields.get("output_tokens")),
+        adapters=frozenset(fields.get("adapters_in_memory", "").split()),
         counters=EngineCounters(
             **{
                 name: number(fields.get(name))

@@ -203,6 +203,8 @@ class WorkerScripts(ScriptRunner):
 def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
     a, b = info.step_fit_ms
     counters = {} if info.counters is None else msgspec.structs.asdict(info.counters)
+    # One that has loaded some has always some: what it says is never to be taken back.
+    adapters = " ".join(sorted(info.adapters))
     return [
         *(group, ttl_ms, info.total_blocks, info.max_running, info.batch_tokens),
         *("block_size", info.block_size, "max_context", info.max_context),
@@ -213,6 +215,7 @@ def _facts(group: str, info: GroupInfo, ttl_ms: int) -> list[Argument]:
         *("tokens_per_s", f"{info.tokens_per_s:.4g}"),
         *("output_tokens", info.output_tokens),
         *(part for pair in counters.items() for part in pair),
+        *(("adapters_in_memory", adapters) if adapters else ()),
     ]
 
 

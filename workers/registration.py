@@ -9,6 +9,7 @@ import redis.asyncio
 import structlog
 
 from ..shared import keys as names
+from ..shared.adapters import in_memory
 from ..shared.clock import RedisClock
 from ..shared.keys import Keys
 from ..shared.messages import DEFAULT_VERSION, SCHEMA_VERSION, ModelCard
@@ -169,7 +170,7 @@ class Registration:
         return bool(own if routed else shown) and all(others)
 
     def _facts(self) -> GroupInfo:
-        spec, room = self._spec, self._capacity()
+        spec, room, adapters = self._spec, self._capacity(), self._adapters()
         return GroupInfo(
             group=spec.group,
             total_blocks=int(room.total_blocks * spec.kv_overcommit),
@@ -187,7 +188,8 @@ class Registration:
             state="draining" if self._draining else "ready",
             tokens_per_s=self._output.per_second(),
             output_tokens=self._output.total,
-            counters=counters(room, self._adapters()),
+            counters=counters(room, adapters),
+            adapters=in_memory(adapters.keys),
         )
 
     def drain(self) -> None:

@@ -78,6 +78,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model, that serves or served it; null before its first token."""
     pinned_version: str | None
     """The only one that may run it."""
+    adapter: str | None
+    """Name of the LoRA adapter that it asks for."""
     prompt_tokens: int
     """An estimate until it is dispatched."""
     max_tokens: int

@@ -39,6 +39,8 @@
 --       webhook          http(s) address that is told of the end; none
 --       version          the only version of the model that is to run it, 1 to 32
 --                        letters, digits and . _ + -; none
+--       adapter          name of the adapter of its request, for who looks at the
+--                        record; 1 to 64 letters, digits and . _ -; none
 --       v                lowest schema version whose readers understand the job; 1
 -- Returns four for each job: status, job id, ms (or ''), detail (or '').
 --      queued     recorded
@@ -136,6 +138,7 @@ local function record(job, k, payload, entry)
   add('priority', job.priority, 0)
   add('webhook', job.webhook, '')
   add('version', job.version, '')
+  add('adapter', job.adapter, '')
   add('v', job.v, 1)
   redis.call('HSET', KEYS[k + 1], unpack(fields))
   redis.call('SET', KEYS[k + 2], payload)

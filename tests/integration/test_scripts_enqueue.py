@@ -101,6 +101,8 @@ async def test_a_delayed_job_waits_in_no_stream_until_it_is_due(shard):
         ({"not_before_ms": "now"}, "not_before_ms"),
         ({"not_before_ms": 2**42, "deadline_ms": 1000}, "deadline_ms: comes before"),
         ({"refuse_late": "yes"}, "refuse_late"),
+        ({"adapter": "a:b"}, "adapter"),
+        ({"adapter": "a" * 65}, "adapter"),
         ({"v": 0}, "v"),
         ({"payload": b"x" * (4 * 1024 * 1024 + 1)}, "payload: has 4194305 bytes"),
         ({"keep_ms": 0}, "keep_ms"),

@@ -205,6 +205,28 @@ def test_the_least_loaded_group_takes_the_job():
     assert [b.group for b in made.batches] == ["empty"]
 
 
+def test_a_group_that_has_the_adapter_comes_first_among_equals():
+    warm = group("warm", adapters=frozenset("x"))
+    for name, adapter in (("warm", "x"), ("cold", "y"), ("cold", "")):
+        made = decide([job("a", adapter=adapter)], group("cold"), warm)
+        assert [b.group for b in made.batches] == [name]
+
+
+def test_an_adapter_in_memory_makes_up_for_a_small_difference_alone():
+    cold = group("cold", max_running=16)
+    for free, name in ((14, "warm"), (13, "cold")):
+        warm = group("warm", max_running=16, free_running=free, adapters=frozenset("x"))
+        made = decide([job("a", adapter="x")], cold, warm)
+        assert [b.group for b in made.batches] == [name]
+
+
+def test_no_bulk_is_pushed_out_for_an_adapter_in_memory():
+    cold = group("cold", free_blocks=10)
+    warm = group("warm", free_running=0, bulk_running=4, adapters=frozenset("x"))
+    made = decide([job("a", adapter="x")], cold, warm)
+    assert [b.group for b in made.batches] == ["cold"]
+
+
 def test_blocks_cover_prompt_and_output_of_every_choice():
     made = decide([job("a", 10, max_tokens=7, choices=3)], group())
     assert made.batches[0].assignments[0].cost_blocks == 9

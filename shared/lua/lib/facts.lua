@@ -8,7 +8,7 @@ local KNOWN = {
   id = true, hash = true, class = true, tenant = true, priority = true, bucket = true,
   lane = true, tokens = true, max_tokens = true, seed = true, deadline_ms = true,
   delay_ms = true, not_before_ms = true, keep_ms = true, idempotency_key = true,
-  refuse_late = true, webhook = true, version = true, v = true,
+  refuse_late = true, webhook = true, version = true, adapter = true, v = true,
 }
 
 local function whole(value, least, most)
@@ -62,6 +62,9 @@ local function wrong_words(f)
       .. 'most 2048 printable ASCII characters without blanks'
   elseif f.version ~= '' and not is_text(f.version, '^[%w_][%w._+-]*$', 32) then
     return 'version: expected 1 to 32 letters, digits and . _ + -, '
+      .. 'beginning with a letter, a digit or _'
+  elseif f.adapter ~= '' and not is_text(f.adapter, '^[%w_][%w._-]*$', 64) then
+    return 'adapter: expected 1 to 64 letters, digits and . _ -, '
       .. 'beginning with a letter, a digit or _'
   elseif type(f.refuse_late) ~= 'boolean' then
     return 'refuse_late: expected true or false'
@@ -135,7 +138,7 @@ local function facts_of(text, payload, shard, now)
   f.priority, f.delay_ms = f.priority or 0, f.delay_ms or 0
   f.keep_ms, f.v = f.keep_ms or 3600000, f.v or 1
   f.idem, f.webhook = f.idempotency_key or '', f.webhook or ''
-  f.version = f.version or ''
+  f.version, f.adapter = f.version or '', f.adapter or ''
   if f.refuse_late == nil then
     f.refuse_late = false
   end

@@ -134,7 +134,7 @@ function inputCard() {
 function factsOf({ job, usage, seed }) {
   const faults = `${count(job.attempts)} faults, ${count(job.lease_losses)} lost leases`;
   return [
-    ["Model", job.model],
+    ["Model", job.adapter ? `${job.model}:${job.adapter}` : job.model],
     ["Tenant", job.tenant],
     ["Class, priority", `${job.job_class}, ${job.priority}`],
     ["Prompt", `${count(usage?.prompt_tokens ?? job.prompt_tokens)} tokens, bucket ${job.bucket}`],
