@@ -263,6 +263,29 @@ def test_layers_of_some_indices_are_enough(base: Path, tmp_path: Path) -> None:
         check(path, base)
 
 
+def test_an_adapter_of_a_base_with_fewer_layers_is_refused(
+    adapter: Path, base: Path
+) -> None:
+    """All-linear names each layer in full, and all shapes fit the deeper base."""
+
+    def shallow(settings: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:
+        for name in [one for one in tensors if ".layers.1." in one]:
+            del tensors[name]
+        modules = [one for one in base_linears(base).shapes if ".layers.0." in one]
+        settings.update(target_modules=modules, base_model_name_or_path="owner/small")
+
+    changed(adapter, shallow)
+    with pytest.raises(ModelLoadError, match=r"first 1 decoder .* has 2: .*'owner/sm"):
+        check(adapter, base)
+    # These layers alone of this base are meant, or somebody says so.
+    for meant in (
+        {"base_model_name_or_path": "owner/llama"},
+        {"base_model_name_or_path": "owner/small", "layers_to_transform": [0]},
+    ):
+        changed(adapter, setting(**meant))
+        assert check(adapter, base).rank == 4
+
+
 def test_names_that_would_take_too_long_to_match_are_said_not_to_be_checked(
     adapter: Path, base: Path
 ) -> None:

@@ -132,14 +132,18 @@ def make_facts(
         bytes=size,
         digest=digest,
         base=config.base,
-        notes=(*config.selection.notes, *_of_another_base(config.base, origin)),
+        notes=(*config.selection.notes, *of_another_base(config.base, origin)),
     )
 
 
-def _of_another_base(named: str, origin: str) -> list[str]:
-    """A warning where a base has another name than the one of the training.
+def of_another_base(named: str, origin: str) -> list[str]:
+    """Returns a warning where a base has another name than the one of the training.
 
     Shapes alone cannot tell, and names are no proof: paths move, copies are renamed.
+
+    Args:
+        named: What the adapter was trained on, as its trainer named it.
+        origin: Directory of the base here.
     """
     own = {Path(origin).name, str(_settings_of(origin).get("_name_or_path") or "")}
     for part in Path(origin).parts:  # a hub's cache: models--owner--name/snapshots/…

@@ -13,6 +13,7 @@ from ....shared.errors import ModelLoadError
 from ....shared.typed import shown
 from ..model.families import Family, family_of
 from ..model.headers import StoredTensor, read_headers
+from .completeness import check_complete, trained_on
 from .config import AdapterConfig
 
 _TENSOR: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
@@ -24,7 +25,6 @@ _FOREIGN: Final = (
 )
 """What a tensor is whose name has this in it; the first that fits."""
 _TRANSPOSED: Final = ("gpt2",)
-_NAMED_IN_MESSAGE: Final = 5
 _WEIGHT: Final = ".weight"
 
 
@@ -166,8 +166,7 @@ def match_targets(
         pair[found[2]] = tensor
     if not halves:
         raise ModelLoadError(f"{config.path} adapts no layer: it has no tensors")
-    _check_named(config, spelled)
-    _check_complete(config, spelled, base)
+    check_complete(config, spelled, base)
     return tuple(
         _target(config, module, pair, tensors, base, max_rank)
         for module, pair in halves.items()
@@ -194,7 +193,7 @@ def _module(config: AdapterConfig, name: str, base: BaseLinears) -> str:
         )
     raise ModelLoadError(
         f"{config.path} targets {name}, which {base.origin} does not have: it is an "
-        f"adapter of another base{_trained_on(config)}; {may}"
+        f"adapter of another base{trained_on(config)}; {may}"
     )
 
 
@@ -231,7 +230,7 @@ def _target(
             raise ModelLoadError(
                 f"{config.path}: tensor {pair[half]} has shape {list(shape)}; rank "
                 f"{rank} and {module} of {base.origin} call for {list(expected)}: it "
-                f"is an adapter of another base{_trained_on(config)}"
+                f"is an adapter of another base{trained_on(config)}"
             )
     return Target(
         module=module,
@@ -252,46 +251,3 @@ def _own_rank(
     a, b = tensors[pair["A"]], tensors[pair["B"]]
     fits = len(a) == len(b) == 2 and (b[0], a[1]) == (rows, columns) and a[0] == b[1]
     return a[0] if fits else None
-
-
-def _check_named(config: AdapterConfig, found: Mapping[str, str]) -> None:
-    """Refuses weights that the settings do not name: peft would leave them out, and
-    nobody can tell which of the two was meant.
-    """
-    beyond = [
-        module for module, name in found.items() if not config.selection.names(name)
-    ]
-    if beyond:
-        raise ModelLoadError(
-            f"{config.path} has weights for {len(beyond)} layers that its settings "
-            f"(target_modules, exclude_modules, layers_to_transform) do not name "
-            f"({', '.join(beyond[:_NAMED_IN_MESSAGE])}); peft would leave them out. "
-            "Name them, or save the adapter again without them"
-        )
-
-
-def _check_complete(
-    config: AdapterConfig, found: Mapping[str, str], base: BaseLinears
-) -> None:
-    """Refuses an adapter of which layers have got lost."""
-    if not config.selection.is_exact:
-        return
-    prefix = f"{base.prefix}."
-    bare = not any(name.startswith(prefix) for name in found.values())
-    missing = [
-        module
-        for module in base.shapes
-        if module not in found
-        and config.selection.names(module.removeprefix(prefix) if bare else module)
-    ]
-    if missing:
-        some = ", ".join(missing[:_NAMED_IN_MESSAGE])
-        raise ModelLoadError(
-            f"{config.path} has no weights for {len(missing)} of the layers that its "
-            f"settings name ({some}); it is damaged, or an adapter of another "
-            f"base{_trained_on(config)}"
-        )
-
-
-def _trained_on(config: AdapterConfig) -> str:
-    return f" (it was trained on {config.base!r})" if config.base else ""
