@@ -4,14 +4,15 @@ Changes compare and write in one transaction. What was replaced or removed stays
 while beside what is there: jobs that had begun with it go on with it.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from redis.exceptions import WatchError
 
 from .adapter_keys import adapters_key
 from .adapters import RETIRED_MS, AdapterCard, key_of, unknown_adapter
+from .adapters_fit import noted
 from .errors import InvalidRequest, ProtocolError
 from .messages import AdapterRef, encode
 from .redis import translate
@@ -23,6 +24,7 @@ MOST_ADAPTERS: Final = 10_000
 """Of one model. What lists them reads all."""
 _TRIES: Final = 20
 _decoder: Final = msgspec.json.Decoder(AdapterCard)
+_Answer = TypeVar("_Answer")
 _Entries = Mapping[bytes, bytes]
 _Writes = dict[str, bytes | None]
 """Field -> what is written there; None removes it."""
@@ -106,9 +108,10 @@ class AdapterRegistry:
             if before is None:
                 _require_room(entries)
             elif _same(before, new):
-                if before.base == new.base:
+                again = msgspec.structs.replace(before, base=new.base, notes=new.notes)
+                new = noted(again, new.checked)
+                if (before.base, before.checked) == (new.base, new.checked):
                     return before, {}
-                new = msgspec.structs.replace(before, base=new.base, notes=new.notes)
             elif not replace:
                 raise _in_use(before, new)
             elif before.tenant != new.tenant:
@@ -144,18 +147,40 @@ class AdapterRegistry:
 
         return await self._change(decide)
 
+    async def note(self, found: Iterable[tuple[AdapterCard, dict[str, str]]]) -> None:
+        """Keeps what workers of other versions have said of adapters.
+
+        Args:
+            found: Each with weights -> why they cannot serve it; empty: they can. One
+                that was replaced or removed meanwhile is left as it is.
+        """
+        answers = list(found)
+
+        def decide(entries: _Entries, _: int) -> tuple[None, _Writes]:
+            writes: _Writes = {}
+            for card, said in answers:
+                raw = entries.get(card.name.encode())
+                before = None if raw is None else decoded(raw, self._key)
+                if before is not None and before.digest == card.digest:
+                    new = noted(before, said)
+                    writes |= {} if new == before else {card.name: encode(new)}
+            return None, writes
+
+        if answers:
+            await self._change(decide)
+
     async def _change(
-        self, decide: Callable[[_Entries, int], tuple[AdapterCard, _Writes]]
-    ) -> AdapterCard:
+        self, decide: Callable[[_Entries, int], tuple[_Answer, _Writes]]
+    ) -> _Answer:
         with translate():
             for _ in range(_TRIES):
                 async with self._redis.pipeline(transaction=True) as pipe:
                     await pipe.watch(self._key)
                     entries = await pipe.hgetall(self._key)  # type: ignore[misc]
                     now_ms = _milliseconds(await pipe.time())
-                    card, writes = decide(entries, now_ms)
+                    answer, writes = decide(entries, now_ms)
                     if not writes:
-                        return card
+                        return answer
                     writes = {**_outlived(entries, now_ms), **writes}
                     pipe.multi()  # type: ignore[no-untyped-call]
                     self._write(pipe, writes)
@@ -163,7 +188,7 @@ class AdapterRegistry:
                         await pipe.execute()
                     except WatchError:
                         continue
-                    return card
+                    return answer
         raise ProtocolError(
             f"{self._key} changed {_TRIES} times while it was to be written; try again"
         )

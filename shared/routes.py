@@ -15,6 +15,7 @@ import msgspec
 
 from .errors import InvalidRequest, VersionConflict
 from .messages import FIRST_VERSION
+from .typed import shown
 
 SLOTS: Final = 10_000
 """Ids fall into so many slots, a hundredth of a percent each."""
@@ -97,7 +98,7 @@ def check_version_name(name: str, field: str = "version") -> None:
     if not VERSION_NAME.fullmatch(name):
         raise InvalidRequest(
             field,
-            f"'{name[:60]}' cannot be a version's name; expected 1 to 32 letters, "
+            f"{shown(name)} cannot be a version's name; expected 1 to 32 letters, "
             "digits and . _ + -, beginning with a letter, a digit or _",
         )
 

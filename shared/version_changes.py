@@ -235,10 +235,12 @@ def find(model: str, specs: Specs, version: str) -> VersionSpec:
     """Returns a version that was added.
 
     Raises:
+        InvalidRequest: No version can be called so.
         UnknownVersion: There is no such version.
     """
     spec = specs.get(version)
     if spec is None:
+        check_version_name(version)
         names = ", ".join(sorted(specs)) or "none"
         raise UnknownVersion(
             f"there is no version {version} of {model}; known: {names}. Add it with "

@@ -1,6 +1,6 @@
 """Which versions of a model have live worker groups, and what still belongs to them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -18,6 +18,8 @@ _FIELDS: Final = (
 )
 _MOST_OPEN: Final = 5000
 """Jobs of one place that are looked at."""
+_MOST_SEEN: Final = 20_000
+"""Waiting jobs of a shard that are looked at to be counted."""
 
 
 class LiveGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,46 @@ async def open_job(client: "redis.asyncio.Redis", keys: Keys) -> str | None:
         for name in await client.zrange(keys.lease, 0, 0):
             return text(name)
     return await waiting_job(client, keys)
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that are for one version alone."""
+
+    running: int = 0
+    """Given to a group and not ended."""
+    waiting: int = 0
+
+
+async def pinned_jobs(
+    client: "redis.asyncio.Redis", keys: Keys, version: str
+) -> Pinned:
+    """Counts the jobs of a shard that are for one version alone, of some thousands.
+
+    Args:
+        client: Redis; replies are bytes.
+        keys: The shard's names.
+        version: The version.
+    """
+    with translate():
+        leased = await client.zrange(keys.lease, 0, _MOST_OPEN)
+        running = await _pinned_of(client, keys, map(text, leased), version)
+        waiting = seen = 0
+        async for job_ids in _waiting(client, keys):
+            waiting += await _pinned_of(client, keys, job_ids, version)
+            seen += len(job_ids)
+            if seen >= _MOST_SEEN:
+                break
+    return Pinned(running=running, waiting=waiting)
+
+
+async def _pinned_of(
+    client: "redis.asyncio.Redis", keys: Keys, job_ids: Iterable[str], version: str
+) -> int:
+    pipe = client.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipe.hmget(keys.job(job_id), ["version"])
+    pins = await pipe.execute(raise_on_error=False) if len(pipe) else []
+    return sum(pin == [version.encode()] for pin in pins)
 
 
 async def waiting_job(

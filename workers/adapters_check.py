@@ -91,12 +91,12 @@ class AdapterChecks:
             async with asyncio.timeout(self._limit_s):
                 facts = await off_loop(partial(self._loader.check, path))
         except TimeoutError:
-            return AdapterVerdict(problem=str(too_slow(self._limit_s)))
+            return self._problem(str(too_slow(self._limit_s)))
         except TokenmillError as error:
-            return AdapterVerdict(problem=str(error))
+            return self._problem(str(error))
         except Exception as error:  # noqa: BLE001 - told to who asked, and logged
             self._log.exception("adapter_check_failed", path=str(path))
-            return AdapterVerdict(problem=f"{type(error).__name__}: {error}")
+            return self._problem(f"{type(error).__name__}: {error}")
         return AdapterVerdict(
             base=self._base,
             digest=facts.digest,
@@ -106,3 +106,6 @@ class AdapterChecks:
             bytes=facts.bytes,
             notes=facts.notes,
         )
+
+    def _problem(self, text: str) -> AdapterVerdict:
+        return AdapterVerdict(problem=text, base=self._base)

@@ -30,8 +30,9 @@ class AdapterCalls:
         model: str | None = None,
         tenant: str | None = None,
         replace: bool = False,
+        force: bool = False,
     ) -> "AdapterCard":
-        """Registers a LoRA adapter, once a live worker of its model has read it.
+        """Registers a LoRA adapter, once a worker of each version that serves read it.
 
         Args:
             name: By which requests ask for it.
@@ -40,6 +41,7 @@ class AdapterCalls:
             tenant: The only one that may use it; None: all.
             replace: Take the name from another adapter. Jobs that are enqueued keep
                 that one, as long as its files stay where they are.
+            force: Even if a version that gets a part of the jobs cannot serve it.
 
         Returns:
             What is known of it.
@@ -53,6 +55,7 @@ class AdapterCalls:
         from ...shared.adapters import card_of, check_name
         from ...shared.adapters_registry import AdapterRegistry
         from .asking import verdict_of
+        from .fitting import ask_the_others
 
         check_name(name, "name")
         if tenant is not None and not TENANT.fullmatch(tenant):
@@ -64,6 +67,8 @@ class AdapterCalls:
         if verdict.problem is not None:
             raise InvalidRequest("adapter", f"'{name}' is refused: {verdict.problem}")
         card = card_of(verdict, name=name, model=base, path=place, tenant=tenant)
+        others = await ask_the_others(session, base, place, verdict.base)
+        card = others.noted_on(card, force=force)
         registry = AdapterRegistry(session.redis, base)
         return await session.patiently(lambda: registry.add(card, replace=replace))
 
@@ -154,11 +159,12 @@ class SyncAdapterCalls:
         model: str | None = None,
         tenant: str | None = None,
         replace: bool = False,
+        force: bool = False,
     ) -> "AdapterCard":
         """Registers a LoRA adapter; see `Client.add_adapter`."""
         return self._thread.run(
             self._client.add_adapter(
-                name, path, model=model, tenant=tenant, replace=replace
+                name, path, model=model, tenant=tenant, replace=replace, force=force
             )
         )
 

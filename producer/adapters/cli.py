@@ -13,6 +13,7 @@ from ..cli_output import clock, print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from ...shared.adapters import AdapterCard
+    from ...shared.adapters_fit import Fit
 
 Model = Annotated[
     str | None, typer.Option(help="The base. Default: the only model of the pool.")
@@ -46,13 +47,17 @@ async def add(
         bool,
         typer.Option("--replace", help="Take the name from another adapter."),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even if not all versions that serve can use it."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Register a LoRA adapter, once a worker of its model has read it."""
     async with client_of(url) as mill:
         card = await mill.add_adapter(
-            name, path, model=model, tenant=tenant, replace=replace
+            name, path, model=model, tenant=tenant, replace=replace, force=force
         )
     if as_json:
         print_json(_shown(card))
@@ -75,12 +80,15 @@ async def list_adapters(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the adapters that are registered."""
+    """List the adapters that are registered, and what versions cannot serve."""
+    from .fitting import fits_of
+
     async with client_of(url) as mill:
         cards = await mill.adapters(model, tenant=tenant)
+        fits = await fits_of(mill.session, cards)
     if as_json:
-        for card in cards:
-            print_json(_shown(card))
+        for card, fit in zip(cards, fits, strict=True):
+            print_json({**_shown(card), "versions": fit})
         return
     rows = [
         [
@@ -96,6 +104,29 @@ async def list_adapters(
     ]
     head = ("ADAPTER", "RANK", "MIB", "DIGEST", "TENANT", "ADDED", "PATH")
     print_table(head, rows)
+    for card, fit in zip(cards, fits, strict=True):
+        if note := _not_served(card, fit):
+            print_note(note)
+
+
+def _not_served(card: "AdapterCard", fit: "Fit") -> str:
+    """What a person has to know of who serves an adapter; empty: nothing."""
+    name = f"{card.model}:{card.name}"
+    if fit.unable:
+        reasons = "; ".join(f"{v} ({why})" for v, why in fit.unable.items())
+        if fit.able or fit.unasked:
+            return f"{name} cannot be served by {reasons}: its jobs fail there"
+        return (
+            f"{name} is served by no version that gets jobs: not by {reasons}. Go back "
+            f"(tokenmill models rollback {card.model}), or remove it (tokenmill lora "
+            f"remove {card.name} --model {card.model})"
+        )
+    if fit.unasked:
+        return (
+            f"{name} was not checked on {', '.join(fit.unasked)}, of other weights; "
+            "`tokenmill lora add` once more checks it"
+        )
+    return ""
 
 
 @handle_errors

@@ -33,7 +33,7 @@ class VersionCalls:
         from .operations import ModelVersions
 
         pool = await self._session.patiently(self._session.view.pool)
-        return ModelVersions(self._session.redis, model, pool.partitions)
+        return ModelVersions(self._session, model, pool.partitions)
 
     async def model_versions(self, model: str | None = None) -> list[VersionInfo]:
         """Returns the versions of one model, or of all models, by name.
@@ -41,12 +41,17 @@ class VersionCalls:
         Raises:
             InvalidRequest: The pool has never heard of the model.
         """
+        from ...shared.adapters_registry import AdapterRegistry
+        from .info import with_unserved
         from .operations import models_with_versions, require_model
 
         found: list[VersionInfo] = []
         known = await models_with_versions(self._session)
         for name in [model] if model else known:
-            found += await (await self._versions_of(name)).infos()
+            infos = await (await self._versions_of(name)).infos()
+            registry = AdapterRegistry(self._session.redis, name)
+            cards = await self._session.patiently(registry.cards) if infos else []
+            found += with_unserved(infos, cards)
         if model and not found:
             require_model(model, known)
         return found
@@ -121,8 +126,9 @@ class VersionCalls:
             model: Public name.
             version: One that is ready.
             percent: Its share; the others keep theirs in proportion.
-            force: Do not ask its workers about the model's adapters.
-            tell: Told of adapters about which nobody has answered.
+            force: Even if it cannot serve the model's adapters; its workers are asked
+                once they have jobs.
+            tell: Told of adapters that are lost, or about which nobody has answered.
 
         Returns:
             Version -> percent.
@@ -133,13 +139,19 @@ class VersionCalls:
             VersionConflict: It is not ready, a partition has no live group of it, or it
                 cannot serve an adapter that is served now.
         """
-        if percent > 0 and not force:
-            from ..adapters.fitting import require_adapters
+        from ..adapters.fitting import ask_about_all, tell_what_is_lost
 
-            unsure = await require_adapters(self._session, model, version)
-            if unsure:
-                tell(f"not checked on {version}, nobody answered: {', '.join(unsure)}")
-        return await (await self._versions_of(model)).switch(version, percent)
+        versions = await self._versions_of(model)
+        if percent > 0 and not force:
+            answers = await ask_about_all(self._session, model, version)
+            answers.require_all()
+            if answers.unsure:
+                names = ", ".join(answers.unsure)
+                tell(f"not checked on {version}, nobody answered: {names}")
+        shares = await versions.switch(version, percent)
+        if percent > 0 and force:
+            await tell_what_is_lost(self._session, model, version, tell)
+        return shares
 
     async def rollback_version(
         self, model: str, *, wait_s: float = 600.0, tell: Tell = _silent

@@ -1,5 +1,6 @@
 """`tokenmill models`: the models of the pool, and the life of their versions."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
@@ -13,6 +14,8 @@ from .cli_tables import print_report, print_versions, shares_line
 
 if TYPE_CHECKING:
     from ...shared.config_model import ModelConfig
+    from ..client import Client
+    from .info import VersionInfo
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="Public name.")]
 Version = Annotated[str, typer.Argument(help="Name of the version.")]
@@ -30,9 +33,19 @@ def register_models(app: typer.Typer) -> None:
     """
     group = typer.Typer(help="Models of the pool and their versions.")
     group.callback(invoke_without_command=True)(models)
-    group.command("list")(list_versions)
-    for command in (add, load, shadow, switch, rollback, drain, remove, retire):
-        group.command(command.__name__)(command)
+    commands: dict[str, Callable[..., object]] = {
+        "list": list_versions,
+        "add": add,
+        "load": load,
+        "shadow": shadow,
+        "switch": switch,
+        "rollback": rollback,
+        "drain": drain,
+        "remove": remove,
+        "retire": retire,
+    }
+    for name, command in commands.items():
+        group.command(name)(command)
     app.add_typer(group, name="models")
 
 
@@ -143,24 +156,50 @@ def _config(model: str, version: str, options: dict[str, object]) -> "ModelConfi
     return msgspec.convert({"name": model, "version": version, **given}, ModelConfig)
 
 
-@handle_errors
-async def load(
-    model: Name,
-    version: Version,
-    wait_s: WaitS = 600.0,
-    no_wait: NoWait = False,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """Load a version beside the others; it gets no jobs until a switch."""
-    async with client_of(url) as mill:
-        info = await mill.load_version(
-            model, version, wait_s=None if no_wait else wait_s, tell=print_note
-        )
-    if as_json:
-        print_json(info)
-    else:
-        print_versions([info])
+def _waiting_command(
+    step: "Callable[[Client], Callable[..., Awaitable[VersionInfo]]]",
+    show: "Callable[[VersionInfo], None]",
+    help_text: str,
+) -> Callable[..., object]:
+    """Returns a command that takes a step of a version and waits until it is done.
+
+    Args:
+        step: Of a client.
+        show: Prints the version after it, for people.
+        help_text: What the command does.
+    """
+
+    async def command(
+        model: Name,
+        version: Version,
+        wait_s: WaitS = 600.0,
+        no_wait: NoWait = False,
+        url: Url = None,
+        as_json: AsJson = False,
+    ) -> None:
+        async with client_of(url) as mill:
+            info = await step(mill)(
+                model, version, wait_s=None if no_wait else wait_s, tell=print_note
+            )
+        if as_json:
+            print_json(info)
+        else:
+            show(info)
+
+    command.__doc__ = help_text
+    return handle_errors(command)
+
+
+load = _waiting_command(
+    lambda mill: mill.load_version,
+    lambda info: print_versions([info]),
+    "Load a version beside the others; it gets no jobs until a switch.",
+)
+drain = _waiting_command(
+    lambda mill: mill.drain_version,
+    lambda info: print(f"{info.version} of {info.model} is {info.state}"),
+    "End a version without a share: what it runs ends there, its workers stop.",
+)
 
 
 @handle_errors
@@ -233,26 +272,6 @@ def _print_shares(model: str, shares: dict[str, float], *, as_json: bool) -> Non
         print_json({"model": model, "shares": shares})
     else:
         print(f"new jobs of {model} go to {shares_line(shares)}")
-
-
-@handle_errors
-async def drain(
-    model: Name,
-    version: Version,
-    wait_s: WaitS = 600.0,
-    no_wait: NoWait = False,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
-    """End a version without a share: what it runs ends there, its workers stop."""
-    async with client_of(url) as mill:
-        info = await mill.drain_version(
-            model, version, wait_s=None if no_wait else wait_s, tell=print_note
-        )
-    if as_json:
-        print_json(info)
-    else:
-        print(f"{version} of {model} is {info.state}")
 
 
 @handle_errors

@@ -13,6 +13,7 @@ HEADER: Final = (
 )
 SPARE: Final = ("RUNNING", "COPIES", "WEIGHTS", "HEALTH", "MODEL")
 """What a narrow terminal goes without."""
+_NAMED: Final = 5
 
 
 def print_versions(found: Sequence[VersionInfo]) -> None:
@@ -26,6 +27,15 @@ def print_versions(found: Sequence[VersionInfo]) -> None:
             print_note(
                 f"{info.model} {info.version} has {info.share:g} % of the jobs and no "
                 f"live worker; {_way_out(info, found)}"
+            )
+    for info in found:
+        if info.unserved_adapters and info.share != 0:
+            names = ", ".join(info.unserved_adapters[:_NAMED])
+            print_note(
+                f"{info.model} {info.version} gets jobs and cannot serve "
+                f"{len(info.unserved_adapters)} adapters of the model: {names}"
+                f"{' …' if len(info.unserved_adapters) > _NAMED else ''}; `tokenmill "
+                f"lora list --model {info.model}` says why"
             )
     for model in sorted({info.model for info in found if info.retiring}):
         print_note(

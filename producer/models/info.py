@@ -9,6 +9,7 @@ from ...shared.health_set import HealthReport
 from ...shared.shadow_report import ShadowReport
 
 if TYPE_CHECKING:
+    from ...shared.adapters import AdapterCard
     from ...shared.routes import Route
     from ...shared.version_groups import LiveGroup
     from ...shared.versions import VersionSpec
@@ -39,6 +40,8 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Size of its health set; 0: it has none."""
     health: HealthReport | None = None
     shadow: ShadowReport | None = None
+    unserved_adapters: tuple[str, ...] = ()
+    """Those of its model that its workers have said they cannot serve."""
     updated_ms: int = 0
 
 
@@ -78,4 +81,23 @@ def version_infos(
                 updated_ms=spec.updated_ms if spec else 0,
             )
         )
+    return found
+
+
+def with_unserved(
+    infos: Sequence[VersionInfo], cards: "Sequence[AdapterCard]"
+) -> list[VersionInfo]:
+    """Adds what is known of the adapters that a model's versions cannot serve.
+
+    Args:
+        infos: The versions of one model.
+        cards: Its adapters.
+    """
+    from ...shared.adapters_fit import fit_of
+
+    found = []
+    for info in infos:
+        own = {info.version: info.weights_version or ""}
+        names = [card.name for card in cards if fit_of(card, own).unable]
+        found.append(msgspec.structs.replace(info, unserved_adapters=tuple(names)))
     return found

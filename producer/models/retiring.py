@@ -13,12 +13,8 @@ from ...shared.version_life import VersionLife
 from ...shared.version_retiring import emptied, forgotten, retiring
 from ..pool_view import PoolView
 from ..session import Session
-from .operations import (
-    LOOK_EVERY_S,
-    ModelVersions,
-    models_with_versions,
-    require_model,
-)
+from .draining import LOOK_EVERY_S, Draining
+from .operations import models_with_versions, require_model
 
 if TYPE_CHECKING:
     from .calls import Tell
@@ -53,23 +49,24 @@ async def _partitions(session: Session, model: str, configured: int) -> int:
 class _Retirement:
     def __init__(self, session: Session, model: str, partitions: int) -> None:
         self._client = session.redis
+        self._patiently = session.patiently
         self._model = model
         self._shards = [Keys(model, number) for number in range(partitions)]
         self._life = VersionLife(self._client, model, partitions)
-        self._steps = ModelVersions(self._client, model, partitions)
+        self._draining = Draining(session, model, partitions)
         self._versions = self._life.versions
 
     async def run(self, wait_s: float, tell: "Tell") -> None:
         """Goes on from wherever an earlier call has stopped."""
-        await self._require_an_end()
-        await self._versions.change(retiring)
+        await self._patiently(self._require_an_end)
+        await self._patiently(lambda: self._versions.change(retiring))
         tell(f"{self._model} takes no new jobs; those that it has are ended first")
         began = quiet_since = time.monotonic()
         while True:
-            job_id, now = await self._open_job(), time.monotonic()
+            job_id, now = await self._patiently(self._open_job), time.monotonic()
             if job_id:
                 quiet_since = now
-            elif now - quiet_since >= SETTLE_S and await self._end():
+            elif now - quiet_since >= SETTLE_S and await self._patiently(self._end):
                 return
             if now - began > wait_s:
                 what = f"job {job_id} has not ended" if job_id else "its workers end"
@@ -107,7 +104,7 @@ class _Retirement:
             if spec.state in ("loading", "ready"):
                 await self._versions.drain(version)
             elif spec.state == "draining" and not groups:
-                await self._steps.stop_without_workers(version, spec.weights_version)
+                await self._draining.stop_without_workers(version, spec.weights_version)
         if groups:
             return False
         for version in specs:

@@ -173,10 +173,11 @@ class VersionKeeper:
             await self._set_state(key, "loading", only_from=("added",))
         elif spec.state not in RUNNING:
             self._end(key)
+        elif spec.state == "draining":
+            # Also where it has failed here: others may have served it to its end.
+            await self._let_end(key, spec, alive)
         elif failed and not alive:
             await self._note_failure(key, failed[0])
-        elif spec.state == "draining":
-            await self._let_end(key, spec, alive)
         else:
             for one in alive.values():
                 one.keep()

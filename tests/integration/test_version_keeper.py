@@ -298,3 +298,41 @@ async def test_a_version_that_drains_is_needed_for_what_it_has_begun(
     keys = Keys(MODEL, 0)
     await empty_redis.hset(keys.job("m.0.a"), "owner", "mine")
     assert not await life.is_needed("v2", "w2", 0, "mine")
+
+
+async def test_two_pools_on_one_redis_run_a_version_each_once_and_do_not_fight(
+    versions, empty_redis, tmp_path
+) -> None:
+    """Two hosts, or two state directories: each runs the replicas, and no more."""
+    one, two = (Host(empty_redis, tmp_path / name) for name in ("one", "two"))
+
+    async def look(times: int = 3) -> None:
+        for _ in range(times):
+            await asyncio.gather(one.keeper.look(), two.keeper.look())
+
+    await versions.fix({"v1": 100})
+    await added(versions)
+    await look()
+    assert [len(host.hired) for host in (one, two)] == [1, 1]
+    # On one it does not load: that one gives up alone, and ends nothing of the other.
+    await versions.set_state("v2", "ready", weights_version="w2")
+    await live(empty_redis, "on-two", "v2", "w2")
+    one.hired[0].state, one.hired[0].exit_code = ChildState.FAILED, 14
+    await look()
+    assert await state(versions) == ("ready", "")
+    assert (len(one.hired), len(two.hired), two.gone) == (1, 1, [])
+    # The first to find it idle does not end it for the other, which still serves.
+    await versions.drain("v2")
+    await look()
+    assert (await state(versions))[0] == "draining"
+    assert two.gone == []
+    two.hired[0].state = ChildState.STOPPED
+    await Scripts(empty_redis, KEYS).forfeit("on-two", "it ended", counts=False)
+    await look()
+    assert (await state(versions))[0] == "stopped"
+    assert [len(host.hired) for host in (one, two)] == [1, 1]
+    # Loaded again, both run it again, whoever looks first.
+    await wait_until(lambda: one.gone == one.hired and two.gone == two.hired)
+    await versions.set_state("v2", "loading")
+    await look()
+    assert [len(host.hired) for host in (one, two)] == [2, 2]

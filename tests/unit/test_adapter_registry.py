@@ -7,7 +7,15 @@ import pytest
 from support.leaks import leaked_keys
 
 from tokenmill.shared.adapter_keys import adapters_key
-from tokenmill.shared.adapters import RETIRED_MS, AdapterCard, key_of
+from tokenmill.shared.adapters import (
+    MOST_IN_MEMORY,
+    RETIRED_MS,
+    AdapterCard,
+    in_memory,
+    key_of,
+    short_digest,
+)
+from tokenmill.shared.adapters_fit import MOST_CHECKED, fit_of, noted
 from tokenmill.shared.adapters_registry import AdapterRegistry
 from tokenmill.shared.adapters_resolve import AdapterResolver
 from tokenmill.shared.decode import decode_prompt, decode_request
@@ -193,3 +201,35 @@ def test_older_versions_cannot_hide_an_adapter() -> None:
     request = JobRequest(v=2, text="x", adapter=AdapterRef("tone", OLD))
     with pytest.raises(InvalidRequest, match=r"has version 3, found 2"):
         decode_request(encode(request))
+
+
+async def test_what_other_versions_say_is_kept_with_what_they_were_asked_about(
+    registry,
+) -> None:
+    first = await registry.add(card(base="w1"))
+    await registry.note([(first, {"w1": "", "w2": "too deep", "w3": ""})])
+    (kept,) = await registry.cards()
+    assert kept.checked == {"w2": "too deep", "w3": ""}
+    assert await registry.add(card(base="w1")) == kept, "asked again, nobody forgets"
+    await registry.note([(first, {"w2": ""})])
+    fit = fit_of((await registry.cards())[0], {"v1": "w1", "v2": "w2", "v9": "w9"})
+    assert (fit.able, fit.unable, fit.unasked) == (("v1", "v2"), {}, ("v9",))
+    await registry.add(card(digest=NEW, base="w1"), replace=True)
+    await registry.note([(first, {"w2": "too deep"})])  # of what was replaced
+    assert (await registry.cards())[0].checked == {}
+
+
+def test_a_card_keeps_what_was_said_last() -> None:
+    said = {f"w{n}": "too deep" for n in range(MOST_CHECKED + 3)}
+    kept = noted(card(base="w"), said).checked
+    assert list(kept) == list(said)[3:]
+    assert fit_of(card(base="w", checked=kept), {"v2": "w9"}).unable == {
+        "v2": "too deep"
+    }
+
+
+def test_what_a_worker_says_of_its_memory_is_bounded() -> None:
+    keys = [key_of(AdapterRef("tone", f"{n:064x}"[::-1])) for n in range(100)]
+    found = in_memory(keys)
+    assert len(found) == MOST_IN_MEMORY
+    assert short_digest(keys[-1].partition("@")[2]) in found
