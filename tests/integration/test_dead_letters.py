@@ -147,7 +147,7 @@ async def test_one_letter_that_cannot_run_again_stops_no_other(shard, mill):
 
 async def test_a_full_queue_stops_a_requeue_and_it_can_go_on_later(shard, mill):
     letters = [await bury(shard, idempotency_key=None) for _ in range(3)]
-    await shard.scripts.write_limits(Limits(max_waiting_jobs=2))
+    await shard.scripts.write_limits(Limits(max_waiting_jobs=3))  # two of bulk
     with pytest.raises(QueueFull):
         await mill.requeue(None)
     marked = [one.requeued_as for one in await mill.dead_letters()]

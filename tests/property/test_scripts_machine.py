@@ -3,23 +3,20 @@
 A longer run, by steps and examples: `TOKENMILL_TEST_LONG=1`.
 """
 
-import asyncio
 import json
 import os
 
 import pytest
-import redis
-import redis.asyncio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
+from support.loop_machine import LoopMachine
 from support.servers import RedisServer
 from support.shard_client import HOUR_MS, KEYS, Shard, delta, group_info, new_job
 from support.shard_model import Grant, LossCount, fits, held_by, waiting
@@ -39,15 +36,9 @@ LONG = os.environ.get("TOKENMILL_TEST_LONG") == "1"
 picks = st.integers(0, 1000)
 
 
-class ScriptMachine(RuleBasedStateMachine):
-    url = ""
-
+class ScriptMachine(LoopMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.client = redis.asyncio.Redis.from_url(self.url)
-        self.reader = redis.Redis.from_url(self.url, decode_responses=True)
-        self.reader.flushall()
         self.shard = Shard(self.client)
         self.truth = ShardTruth(self.reader, KEYS)
         self.mill = Client(self.url)
@@ -60,9 +51,7 @@ class ScriptMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.do(self.mill.close())
-        self.do(self.client.aclose())
-        self.loop.close()
-        self.reader.close()
+        super().teardown()
 
     def new_id(self) -> JobId:
         # Counted, not random: Hypothesis replays examples and must see the same.
@@ -71,9 +60,6 @@ class ScriptMachine(RuleBasedStateMachine):
     def add(self, job: NewJob) -> None:
         self.made.append(job)
         self.ids.append(str(job.id))
-
-    def do(self, call):
-        return self.loop.run_until_complete(call)
 
     def pick(self, number: int) -> str:
         return self.ids[number % len(self.ids)]
@@ -125,7 +111,7 @@ class ScriptMachine(RuleBasedStateMachine):
             idempotency_key=key,
             **more,
         )
-        full = self.is_full(tenant)
+        full = self.is_full(tenant, job_class)
         replies = self.do(self.shard.scripts.enqueue([job, job]))
         first = self.by_key.get(f"{tenant} {key}") if key else None
         statuses = [reply.status for reply in replies]
@@ -142,10 +128,12 @@ class ScriptMachine(RuleBasedStateMachine):
                 name = KEYS.idempotency(tenant, key)
                 assert self.reader.get(name).split()[0] == expected
 
-    def is_full(self, tenant: str) -> bool:
+    def is_full(self, tenant: str, job_class: str) -> bool:
+        """Whether a limit is reached, of which bulk leaves a quarter to others."""
+        share = 0.75 if job_class == "bulk" else 1.0
         return (
-            waiting(self.jobs) >= MOST_WAITING
-            or waiting(self.jobs, tenant) >= MOST_OF_TENANT
+            waiting(self.jobs) >= share * MOST_WAITING
+            or waiting(self.jobs, tenant) >= share * MOST_OF_TENANT
         )
 
     @rule(
@@ -162,7 +150,7 @@ class ScriptMachine(RuleBasedStateMachine):
             job_class=job_class,
             idempotency_key=f"run{len(self.made)}" if key else None,
         )
-        full = self.is_full("default")
+        full = self.is_full("default", job_class)
         (reply,) = self.do(self.shard.scripts.enqueue([job]))
         assert reply.status == ("full" if full else "queued")
         if full:
@@ -423,8 +411,9 @@ class ScriptMachine(RuleBasedStateMachine):
         if purges:
             assert self.do(self.mill.purge(letter.id)) == 1
             return
-        tenant = self.jobs[letter.id]["tenant"]
-        if letter.requeued_as is None and self.is_full(tenant):
+        dead = self.jobs[letter.id]
+        is_full = self.is_full(dead["tenant"], dead["class"])
+        if letter.requeued_as is None and is_full:
             with pytest.raises(QueueFull):
                 self.do(self.mill.requeue(letter.id))
             return
