@@ -1,13 +1,12 @@
 """The sides of the memory benchmark: each runs in a process of its own."""
 
-import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import torch
 from harness import Figures
+from model_tensors import own_tensors, tensors_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,26 +23,6 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def tensors_of(owner: object) -> Iterator[torch.Tensor]:
-    """Yields the tensors that a module keeps itself, in whatever form it keeps them."""
-    if isinstance(owner, torch.Tensor):
-        yield owner
-        # bitsandbytes keeps the scales of a 4-bit weight beside it.
-        if (state := getattr(owner, "quant_state", None)) is not None:
-            yield from tensors_of(vars(state))
-    elif isinstance(owner, dict):
-        for value in owner.values():
-            yield from tensors_of(value)
-    elif isinstance(owner, list | tuple):
-        for value in owner:
-            yield from tensors_of(value)
-    elif dataclasses.is_dataclass(owner):
-        for field in dataclasses.fields(owner):
-            yield from tensors_of(getattr(owner, field.name))
-    elif type(owner).__name__ == "QuantState":
-        yield from tensors_of(vars(owner))
-
-
 def module_bytes(model: "nn.Module", head: "nn.Module") -> Parts:
     """Returns bytes of the linear layers, the head, and all else; each tensor once."""
     parts = {"linear": 0, "head": 0, "other": 0}
@@ -55,10 +34,7 @@ def module_bytes(model: "nn.Module", head: "nn.Module") -> Parts:
             part = "linear"
         else:
             part = "other"
-        own = {
-            name: value for name, value in vars(module).items() if name != "_modules"
-        }
-        for tensor in tensors_of(own):
+        for tensor in own_tensors(module):
             storage = tensor.untyped_storage()
             if tensor.device.type != "meta" and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())

@@ -11,55 +11,34 @@ touched take no memory.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from tokenmill.workers.engine.batch import SequenceSlice, StepBatch
 from tokenmill.workers.engine.model.lean_import import import_transformers
 from tokenmill.workers.engine.model.load import load_runner
 from tokenmill.workers.engine.model.runner import TransformersRunner
 
+# Run as a script and imported as a module; the benchmarks are no package.
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from model_tensors import own_tensors, tensors_of
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _MAPS = Path("/proc/self/maps")
-
-
-def tensors_of(owner: object) -> Iterator[torch.Tensor]:
-    """Yields the tensors that something keeps, in whatever form it keeps them."""
-    if isinstance(owner, torch.Tensor):
-        yield owner
-        if (state := getattr(owner, "quant_state", None)) is not None:
-            yield from tensors_of(vars(state))
-    elif isinstance(owner, dict):
-        for value in owner.values():
-            yield from tensors_of(value)
-    elif isinstance(owner, list | tuple):
-        for value in owner:
-            yield from tensors_of(value)
-    elif dataclasses.is_dataclass(owner):
-        for field in dataclasses.fields(owner):
-            yield from tensors_of(getattr(owner, field.name))
-    elif type(owner).__name__ == "QuantState":
-        yield from tensors_of(vars(owner))
 
 
 def weight_bytes(runner: TransformersRunner) -> int:
     """Returns the bytes of a model's tensors, each storage once."""
     seen: dict[int, int] = {}
     for module in runner.model.modules():
-        own = {
-            name: value for name, value in vars(module).items() if name != "_modules"
-        }
-        for tensor in tensors_of(own):
+        for tensor in own_tensors(module):
             if tensor.device.type != "meta":
                 seen[tensor.untyped_storage().data_ptr()] = tensor.nbytes
     return sum(seen.values())
@@ -74,10 +53,7 @@ def mapped_bytes(runner: TransformersRunner) -> int:
             ranges.append(range(int(first, 16), int(last, 16)))
     seen: dict[int, int] = {}
     for module in runner.model.modules():
-        own = {
-            name: value for name, value in vars(module).items() if name != "_modules"
-        }
-        for tensor in tensors_of(own):
+        for tensor in own_tensors(module):
             address = tensor.data_ptr()
             if any(address in one for one in ranges):
                 seen[address] = tensor.nbytes
