@@ -3,11 +3,13 @@
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis.asyncio
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # `support` without a package
 
@@ -17,10 +19,33 @@ from support.shard_client import Shard
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# The same examples in every run, and none too slow: what fails here fails everywhere.
+# Others than these are drawn with `--hypothesis-profile=explore`.
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "explore",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
+
 _HERE = Path(__file__).parent
 _ALONE = {"faults", "browser", "kernels_gpu"}
 """Folders whose files never run beside each other: each test there has pools of several
 processes and counts on a core of its own, or all share what one long run gave."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on which tests ran before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -62,10 +87,8 @@ async def redis_client(
     redis_server: RedisServer,
 ) -> AsyncIterator["redis.asyncio.Redis[bytes]"]:
     """A client on an empty database."""
-    client = redis.asyncio.Redis.from_url(redis_server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
+    async with _emptied(redis_server) as client:
+        yield client
 
 
 @pytest.fixture
@@ -73,7 +96,15 @@ async def empty_redis(
     newest_redis: RedisServer,
 ) -> AsyncIterator["redis.asyncio.Redis[bytes]"]:
     """The same on the newest server, for tests that need no second one."""
-    async with redis.asyncio.Redis.from_url(newest_redis.url) as client:
+    async with _emptied(newest_redis) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _emptied(
+    server: RedisServer,
+) -> AsyncIterator["redis.asyncio.Redis[bytes]"]:
+    async with redis.asyncio.Redis.from_url(server.url) as client:
         await client.flushall()
         yield client
 

@@ -15,6 +15,7 @@ from support.browser_pages import (
 )
 from support.gateway_thread import RunningGateway, serving
 from support.pools import UpProcess, up
+from support.waiting import PATIENCE_S
 
 from tokenmill import SyncClient
 
@@ -22,7 +23,7 @@ from tokenmill import SyncClient
 @pytest.fixture(scope="package")
 def playwright() -> Iterator[Playwright]:
     chromium()
-    expect.set_options(timeout=10_000)
+    expect.set_options(timeout=1000 * PATIENCE_S)
     with sync_playwright() as running:
         yield running
 

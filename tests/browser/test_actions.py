@@ -11,7 +11,7 @@ from support.browser_pages import Visit, shoot
 from support.dead_letters import bury
 from support.gateway_thread import RunningGateway
 from support.pools import MODEL, UpProcess
-from support.waiting import wait_until_sync
+from support.waiting import PATIENCE_S, wait_until_sync
 
 from tokenmill import Prompt, Sampling, SyncClient
 from tokenmill.shared.api_keys import KeyStore, Scope
@@ -26,6 +26,13 @@ IN_SIGHT = """button => {
   const place = button.getBoundingClientRect();
   return place.width > 0 && place.right <= box.right;
 }"""
+NOTE_LENGTHS = """() => {
+  window.lengths = [];
+  new MutationObserver(() => {
+    const said = document.querySelector(".turn[data-role=assistant] .said");
+    if (said) window.lengths.push(said.textContent.length);
+  }).observe(document.body, {childList: true, subtree: true, characterData: true});
+}"""
 LONG = Sampling(max_tokens=4000, ignore_eos=True)
 
 
@@ -34,7 +41,7 @@ def apart(work: Coroutine[Any, Any, Any]) -> Any:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(asyncio.run(work)))
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     return found[0]
 
 
@@ -89,14 +96,14 @@ def test_a_prompt_streams_with_its_figures(
     expect(page.get_by_label("Model")).to_have_value(MODEL)
     page.get_by_text("Text", exact=True).click()
     page.get_by_label("Text to go on from").fill(f"tell me {HOSTILE}")
+    page.evaluate(NOTE_LENGTHS)
     page.keyboard.press("Enter")
     said = page.locator(".turn[data-role=assistant] .said")
-    expect(said).to_have_text(re.compile("^tell"))
-    assert len(said.inner_text()) < len(HOSTILE)  # it comes piece by piece
     expect(page.locator(".figures")).to_have_text(
         re.compile(r"first token .+ · \d+ tokens · [\d.]+ tokens/s · .+ in all · stop")
     )
     expect(said).to_have_text(f"tell me {HOSTILE}")
+    assert page.evaluate("new Set(window.lengths).size") > 3  # it came piece by piece
     expect(said).to_have_attribute("aria-live", "polite")
     assert page.title() == "Playground – tokenmill"  # noqa: RUF001
     shoot(page, "playground-answer")
@@ -153,7 +160,7 @@ def test_jobs_are_filtered_by_state_and_found_by_part_of_an_id(
 ) -> None:
     later = mill.submit(Prompt("later", model=MODEL, delay_s=600))
     done = mill.submit(Prompt("now", model=MODEL))
-    done.result(timeout=20)
+    done.result(timeout=60)
     page = visit(gateway.base, "/dashboard/jobs")
     table = page.get_by_role("table", name="Jobs")
     page.get_by_label("State").select_option("delayed")
@@ -227,7 +234,7 @@ def test_a_key_logs_in_and_out_and_sees_its_own_tenant_alone(
 ) -> None:
     mine = mill.submit(Prompt("mine", model=MODEL, tenant="acme"))
     other = mill.submit(Prompt("a secret of globex", model=MODEL, tenant="globex"))
-    other.result(timeout=20)
+    other.result(timeout=60)
     apart(begin_run(pool.url, "globex"))
     key = apart(make_key(pool.url, "acme", Scope.READ))
     page = visit(guarded.base, f"/dashboard/jobs/{mine.id}", expected="401|404")
@@ -269,7 +276,7 @@ def test_an_administrator_sees_every_tenant_and_nobodys_prompt(
     visit: Visit, guarded: RunningGateway, mill: SyncClient, pool: UpProcess
 ) -> None:
     job = mill.submit(Prompt("x" * 30, model=MODEL, tenant="globex"))
-    job.result(timeout=20)
+    job.result(timeout=60)
     key = apart(make_key(pool.url, "ops", Scope.ADMIN))
     page = visit(guarded.base, f"/dashboard/jobs/{job.id}")
     log_in(page, key)
@@ -337,7 +344,7 @@ def test_a_lost_connection_is_shown_and_comes_back(
         shoot(page, "lost")
     finally:
         gateway.start()
-    expect(page.locator("#link-state")).to_have_text("Live", timeout=15_000)
+    expect(page.locator("#link-state")).to_have_text("Live")
     expect(page.locator("#lost")).to_be_hidden()
     job = mill.submit(Prompt("after the break", model=MODEL, tenant="afterwards"))
     newest = page.get_by_role("table", name="Newest jobs")

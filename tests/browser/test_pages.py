@@ -29,7 +29,7 @@ BACKGROUND: dict[Theme, str] = {
 def load(mill: SyncClient) -> Iterator[list[str]]:
     """Some jobs that are done, and more than run at a time that are not."""
     done = mill.submit(Prompt("a short one that is done", model=MODEL))
-    done.result(timeout=20)
+    done.result(timeout=60)
     live = Prompt("live " * 40, model=MODEL, tenant="acme", sampling=LONG)
     bulk = Prompt(
         "in bulk " * 30, model=MODEL, job_class=JobClass.BULK, sampling=LONGER
@@ -94,7 +94,8 @@ def test_charts_draw_the_hour_and_say_it_in_words(
     )
     assert page.locator(".chart .line").count() == 10
     path = page.locator(".chart .line").first.get_attribute("d") or ""
-    assert path.count("L") > 300  # a point for each sample
+    # A point for each sample; those that are an hour old by now are left out.
+    assert path.count("L") > 200
     chart.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -208,13 +209,6 @@ def test_the_theme_button_overrides_the_system_and_is_remembered(
 
 
 # --- keyboard ------------------------------------------------------------
-def focused(page: Page) -> str:
-    return page.evaluate(
-        "(document.activeElement.textContent || document.activeElement.id || "
-        "document.activeElement.tagName).trim().replace(/\\s+/g, ' ')"
-    )
-
-
 def has_ring(page: Page) -> bool:
     return page.evaluate(
         "getComputedStyle(document.activeElement).outlineStyle === 'solid'"
@@ -224,16 +218,16 @@ def has_ring(page: Page) -> bool:
 def test_a_job_is_found_and_its_cancel_reached_by_keyboard_alone(
     visit: Visit, gateway: RunningGateway, mill: SyncClient
 ) -> None:
-    job = mill.submit(Prompt("by keyboard", model=MODEL, sampling=LONG))
+    job = mill.submit(Prompt("by keyboard", model=MODEL, sampling=LONGER))
     page = visit(gateway.base)
     wait_live(page)
     page.keyboard.press("Tab")
-    assert focused(page) == "Skip to the content"
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     assert has_ring(page)
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
-    assert focused(page) == "Jobs"
+    expect(page.get_by_role("link", name="Jobs", exact=True)).to_be_focused()
     assert has_ring(page)
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_be_focused()  # a reader hears where it is

@@ -51,7 +51,6 @@ class Command:
         enough = size_of(self._partial) + more
         wait_until_sync(
             lambda: process.poll() is not None or size_of(self._partial) > enough,
-            timeout_s=60,
             every_s=0.002,
             what="lines",
         )
@@ -97,7 +96,7 @@ def test_the_whole_pool_is_killed_with_the_command(
         first.wait_ready()
         family = [psutil.Process(first.process.pid), *first.family()]
         command = Command(BulkPool(first), tmp_path)
-        assert not command.run_until(30_000)
+        assert not command.run_until(10_000)
     finally:
         # The supervisor first: it would start the others again.
         for process in family or [psutil.Process(first.process.pid)]:
@@ -117,7 +116,7 @@ def test_redis_is_killed_under_a_command_that_waits_it_out(
     with up(directory, janitor=True, **QUICK) as process:
         args = ("run", source, "-o", output, "--model", "echo", "--json")
         command = BulkPool(process).start(*args)
-        wait_until_sync(lambda: size_of(partial), timeout_s=60, what="lines")
+        wait_until_sync(lambda: size_of(partial), what="lines")
         os.kill(process.pids("redis")[-1], signal.SIGKILL)
         _, said = command.communicate(timeout=90)
         assert command.returncode == 0, said.decode()

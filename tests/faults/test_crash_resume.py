@@ -119,9 +119,10 @@ async def test_jobs_of_a_killed_worker_go_on_at_token_k(
     assert whole["letters"].choices[0].stop_reason == stop
 
     await asyncio.to_thread(pair.sleep_next)
-    followers = await submit(mill, cases)
-    await followers["greedy"].has_tokens(k)
-    killed = pair.fail_over()
+    with pool.held("greedy", k, len(cases)):
+        followers = await submit(mill, cases)
+        await followers["greedy"].has_tokens(k)
+        killed = pair.fail_over()
     owners = {pool.owner(one.job.id) for one in followers.values()}
     assert owners == {killed.group}, "all ran there"
     assert pool.record(followers["letters"].job.id)["state"] == "running"
@@ -159,10 +160,11 @@ async def test_a_job_survives_two_kills(
         return next(one for one in pool.workers if one.group == group)
 
     for k in (5, 30):
-        await followers["choices"].has_tokens(k)
-        running = await wait_until(owner)
-        assert isinstance(running, WorkerProcess)
-        running.kill()
+        with pool.held("choices", k):
+            await followers["choices"].has_tokens(k)
+            running = await wait_until(owner)
+            assert isinstance(running, WorkerProcess)
+            running.kill()
     resumed = await results(followers)
     assert resumed["choices"].choices == whole["choices"].choices
     assert pool.record(job_id)["lease_losses"] == "2"

@@ -52,14 +52,14 @@ class GatewayProcess:
             except httpx.TransportError:
                 return False
 
-        wait_until_sync(ready, timeout_s=60, what=f"the gateway\n{self.text}")
+        wait_until_sync(ready, what=f"the gateway\n{self.text}")
 
     @property
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False)
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
@@ -157,10 +157,10 @@ async def _driver(
             assert batch["status"] in ("validating", "in_progress"), batch
             num_done = batch["request_counts"]["completed"]
             found[:] = [gateway for gateway in alive if _holds(gateway, batch_id)]
-            return bool(found) and num_done >= least
+            # While one takes over from another, both may seem to have it.
+            return len(found) == 1 and num_done >= least
 
-        await wait_until(far_enough, timeout_s=60, every_s=0.05, what=f"{least} lines")
-    assert len(found) == 1, [gateway.text for gateway in alive]
+        await wait_until(far_enough, every_s=0.05, what=f"{least} lines")
     return found[0], num_done
 
 
@@ -198,7 +198,7 @@ async def _read(urls: list[str], job_id: str) -> list[tuple[str, dict]]:
     async for _ in ticks(0.05):
         url, last = urls[-1], found[-1][0] if found else None
         try:
-            async with httpx.AsyncClient(timeout=20, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
                 async for event in _events(http, f"{url}/v1/jobs/{job_id}", last):
                     found.append(event)  # noqa: PERF401 - it may break off
         except httpx.TransportError:

@@ -13,7 +13,7 @@ from support.follower import Follower
 from support.pools import MODEL
 from support.servers import SERVERS, RedisServer, running
 from support.solo import Solo, solo
-from support.waiting import wait_until
+from support.waiting import Delay, ticks, wait_until
 
 from tokenmill import Client, Prompt, Sampling
 from tokenmill.shared.keys import Keys
@@ -25,7 +25,8 @@ LENGTHS = (30, 60, 30, 300)
 """Tokens; the longest run for three seconds, so a drain hands some of them back."""
 SETTINGS = {"TOKENMILL_WORKER_DRAIN_S": "1", "TOKENMILL_WORKER_MAX_RUNNING": "32"}
 TTFT_P99_S = 2.0
-"""A loaded test machine's bound; the figure is printed. Undisturbed it is some 30 ms"""
+"""With what the machine itself holds up; the figure is printed. Undisturbed it is some
+30 ms."""
 
 
 class Load:
@@ -38,7 +39,9 @@ class Load:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while not self.stop.is_set():
+        async for _ in ticks(EVERY_S):
+            if self.stop.is_set():
+                return
             number = len(self.streams)
             words = f"{number} " + "m" * LENGTHS[number % len(LENGTHS)]
             sampling = Sampling(max_tokens=10_000)
@@ -47,7 +50,6 @@ class Load:
             stream = Follower(job, words)
             stream.submitted = asked
             self.streams.append(stream)
-            await asyncio.sleep(EVERY_S)
 
     async def begun(self, more: int = 20) -> None:
         """Waits until so many streams that are not there yet have begun."""
@@ -57,7 +59,6 @@ class Load:
                 self.task.done()
                 or (len(self.streams) >= last and self.streams[last - 1].begun)
             ),
-            timeout_s=40,
             what="streams that begin",
         )
         assert not self.task.done()
@@ -65,7 +66,7 @@ class Load:
     async def end(self) -> None:
         self.stop.set()
         await self.task
-        await asyncio.wait_for(asyncio.gather(*(s.task for s in self.streams)), 60)
+        await asyncio.wait_for(asyncio.gather(*(s.task for s in self.streams)), 120)
 
 
 @pytest.fixture
@@ -87,11 +88,11 @@ async def pool(tmp_path: Path, server: RedisServer) -> AsyncIterator[Solo]:
 async def replace(pool: Solo, old: str) -> None:
     """Asks the old one to go; it must go in peace."""
     pool.processes[old].send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(pool.processes[old].wait, 30) == 0
+    assert await asyncio.to_thread(pool.processes[old].wait, 60) == 0
 
 
 async def test_a_rolling_restart_under_load_loses_nothing(pool, server) -> None:
-    async with Client(server.url) as mill:
+    async with Client(server.url) as mill, Delay() as delay:
         load = Load(mill)
         await load.begun()
         for number in range(2):
@@ -100,9 +101,7 @@ async def test_a_rolling_restart_under_load_loses_nothing(pool, server) -> None:
             await replace(pool, f"old-{number}")
             await load.begun()
         pool.schedule("scheduler-new")
-        await wait_until(
-            lambda: pool.said("scheduler-new", '"event":"standby"'), timeout_s=30
-        )
+        await wait_until(lambda: pool.said("scheduler-new", '"event":"standby"'))
         await replace(pool, "scheduler-old")
         await load.begun()
         await load.end()
@@ -113,7 +112,7 @@ async def test_a_rolling_restart_under_load_loses_nothing(pool, server) -> None:
     p99 = times[int(len(times) * 0.99)]
     sys.stdout.write(f"{len(times)} streams, TTFT P50 {times[len(times) // 2]:.3f} s, ")
     sys.stdout.write(f"P99 {p99:.3f} s, largest {times[-1]:.3f} s\n")
-    assert p99 < TTFT_P99_S
+    assert p99 < TTFT_P99_S + delay.allowance_s
 
 
 def _check_costs(server: RedisServer, load: Load) -> None:

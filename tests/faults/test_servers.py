@@ -95,7 +95,7 @@ class Load:
             assert used / elapsed < BUSY, (process, used, elapsed)
 
 
-async def refused_everywhere(url: str, words: str, tmp_path, **only: str) -> None:
+async def check_refused_everywhere(url: str, words: str, tmp_path, **only: str) -> None:
     """Every part of a pool ends at once, with code 3 and a message that helps."""
     starting = {**COMMANDS, "up": ("up", "--url", url, "--state-dir", str(tmp_path))}
     chosen = {
@@ -112,7 +112,7 @@ async def refused_everywhere(url: str, words: str, tmp_path, **only: str) -> Non
 
 async def test_a_server_too_old_is_named_by_every_part(tmp_path) -> None:
     with old_redis() as (url, asked):
-        await refused_everywhere(url, "Redis 5.0.14 is too old; 6.2", tmp_path)
+        await check_refused_everywhere(url, "Redis 5.0.14 is too old; 6.2", tmp_path)
         assert (await findings(url))["version"].severity == "error"
         names = {words[0].upper() for words in asked}
         assert not names & {"EVAL", "EVALSHA", "SET", "HSET", "XADD"}
@@ -123,7 +123,7 @@ async def test_a_wrong_password_is_named_and_not_shown(tmp_path) -> None:
         with redis.Redis(port=server.port) as admin:
             admin.config_set("requirepass", "right")
         url = server.url.replace("//", f"//:{SECRET}@")
-        await refused_everywhere(url, "refused the user or password", tmp_path)
+        await check_refused_everywhere(url, "refused the user or password", tmp_path)
         found = command("doctor", url=url)
         assert found.returncode == 1
         assert "refused the user or password" in found.stdout
@@ -136,7 +136,7 @@ async def test_a_user_without_permission_is_told_which(tmp_path) -> None:
         with redis.Redis(port=server.port) as admin:
             allowed = ("+ping", "+info", "+config|get", "~tm:*", "&*", "+@read")
             admin.execute_command("ACL", "SETUSER", "low", "on", f">{SECRET}", *allowed)
-        await refused_everywhere(
+        await check_refused_everywhere(
             url, "lacks a permission", tmp_path, names="schedule janitor work up"
         )
 
@@ -145,7 +145,7 @@ async def test_a_replica_is_named_by_every_part(tmp_path) -> None:
     with running("6.2") as server:
         with redis.Redis(port=server.port) as admin:
             admin.replicaof("127.0.0.1", free_port())
-        await refused_everywhere(server.url, "read-only replica", tmp_path)
+        await check_refused_everywhere(server.url, "read-only replica", tmp_path)
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -167,10 +167,10 @@ def admin(server, pool) -> Iterator[redis.Redis]:
         yield client
 
 
-async def serves(url: str, within_s: float = 15) -> None:
+async def serves(url: str) -> None:
     async with Client(url) as mill:
         job = await mill.submit(prompt("works"), when_unserved="wait")
-        assert (await job.result(timeout=within_s)).text == "works"
+        assert (await job.result(timeout=60)).text == "works"
 
 
 async def begun(job) -> None:
@@ -179,7 +179,7 @@ async def begun(job) -> None:
             if delta.token_ids:
                 return
 
-    await asyncio.wait_for(first(), 40)
+    await asyncio.wait_for(first(), 60)
 
 
 def said(pool: UpProcess, event: str) -> int:
@@ -195,17 +195,17 @@ async def test_flushall_under_load_tells_the_clients_and_recovers(pool, admin) -
         load = Load(pool)
         admin.flushall()
         ended = await asyncio.wait_for(
-            asyncio.gather(*waiting, stream, return_exceptions=True), 20
+            asyncio.gather(*waiting, stream, return_exceptions=True), 60
         )
         assert {type(error) for error in ended} == {UnknownJob}
-        await serves(pool.url, within_s=10)
+        await serves(pool.url)
         await load.is_calm()
     for key in (POOL, MODELS, SCRIPTS):
 
         def published(key: str = key) -> bool:
             return bool(admin.exists(key))
 
-        await wait_until(published, timeout_s=5, what=key)
+        await wait_until(published, what=key)
     assert admin.hexists(MODELS, MODEL)
 
 
@@ -219,7 +219,7 @@ async def test_script_flush_is_not_noticed(pool, admin) -> None:
         job = await mill.submit(prompt())
         await begun(job)
         admin.script_flush()
-        assert (await job.result(timeout=30)).text == TEXT
+        assert (await job.result(timeout=60)).text == TEXT
 
 
 async def test_a_full_server_refuses_new_jobs_and_running_ones_go_on(
@@ -243,7 +243,7 @@ async def test_a_full_server_refuses_new_jobs_and_running_ones_go_on(
             await load.is_calm()
         finally:
             admin.config_set("maxmemory", 0)
-        result = await job.result(timeout=30)
+        result = await job.result(timeout=60)
         assert result.text == TEXT
         assert admin.hget(Keys(MODEL, 0).job(job.id), "attempts") in (None, b"0")
     await serves(pool.url)
@@ -265,14 +265,13 @@ async def test_a_server_that_becomes_a_replica_and_comes_back(pool, admin) -> No
             await Load(pool).is_calm()
         finally:
             admin.replicaof("NO", "ONE")
-        assert (await job.result(timeout=30)).text == TEXT
+        assert (await job.result(timeout=60)).text == TEXT
     await serves(pool.url)
 
 
 async def test_a_server_without_connections_left(pool, admin) -> None:
     before = admin.config_get("maxclients")["maxclients"]
-    used = admin.info("clients")["connected_clients"]
-    admin.config_set("maxclients", used)
+    admin.config_set("maxclients", 1)  # those that there are stay
     try:
         with pytest.raises(RedisUnavailable, match=r"maxclients"):
             async with Client(pool.url):
@@ -319,7 +318,7 @@ async def test_a_slow_subscriber_that_is_cut_off_misses_nothing(pool, admin) -> 
         def cut_off() -> bool:
             return admin.publish(channel, seen) == 0
 
-        await wait_until(cut_off, timeout_s=20)
+        await wait_until(cut_off)
         transport.resume_reading()
         texts = [first.text] + [delta.text async for delta in stream]
         assert "".join(texts) == TEXT
@@ -338,7 +337,7 @@ async def test_a_server_that_loads_its_data_is_waited_for(pool, server, admin) -
         # A third of a millisecond for each of thirty thousand keys.
         server.extra = (*server.extra, "--key-load-delay", "300")
         server.start(wait=False)
-        await wait_until(lambda: _is_loading(admin), timeout_s=10)
+        await wait_until(lambda: _is_loading(admin))
         load = Load(pool)
         found = await findings(pool.url)
         assert found["loading"].severity == "warning"

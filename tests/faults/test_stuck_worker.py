@@ -63,16 +63,16 @@ async def test_jobs_of_a_worker_that_hangs_run_elsewhere(workers: Workers) -> No
     stuck = workers.start("echo:600000")  # its first step takes ten minutes
     async with Client(url) as mill:
         with redis.Redis.from_url(url) as client:
-            await wait_until(lambda: client.hexists("tm:models", MODEL), timeout_s=20)
+            await wait_until(lambda: client.hexists("tm:models", MODEL))
             # Its name is known a moment before its group is.
             job = await mill.submit(
                 Prompt("hello", model=MODEL, sampling=Sampling(max_tokens=50)),
                 when_unserved="wait",
             )
-            code = await asyncio.to_thread(stuck.wait, 20)
+            code = await asyncio.to_thread(stuck.wait, 60)
             assert code == EXIT_STUCK
             workers.start("echo:5")
-            result = await job.result(timeout=30)
+            result = await job.result(timeout=60)
             fields = client.hgetall(Keys(MODEL, 0).job(job.id))
     assert result.text == "hello"
     assert int(fields[b"lease_losses"]) == 1

@@ -95,7 +95,7 @@ class Release:
 
     def stop(self, part: subprocess.Popen[bytes]) -> None:
         part.send_signal(signal.SIGTERM)
-        assert part.wait(20) == 0, self.logs()
+        assert part.wait(60) == 0, self.logs()
 
     def logs(self) -> str:
         files = sorted(self.directory.glob("*.log"))
@@ -137,7 +137,7 @@ async def lives(admin: redis.Redis, *, schema: int) -> None:
         known = admin.exists(POOL) and admin.hexists(MODELS, MODEL)
         return bool(known) and str(schema) in schemas
 
-    await wait_until(there, timeout_s=40, what=f"a pool with schema {schema}")
+    await wait_until(there, what=f"a pool with schema {schema}")
 
 
 class Load:
@@ -157,8 +157,8 @@ class Load:
     async def flows(self) -> None:
         """What is enqueued from now on ends as well."""
         count = len(self.jobs)
-        await wait_until(lambda: len(self.jobs) > count, timeout_s=10)
-        assert (await self.jobs[count].result(timeout=20)).text
+        await wait_until(lambda: len(self.jobs) > count)
+        assert (await self.jobs[count].result(timeout=60)).text
 
     async def end(self) -> None:
         self._task.cancel()
@@ -175,7 +175,7 @@ async def long_jobs(mill: Client, count: int = 5) -> list:
 
 async def all_ended_well(admin: redis.Redis, jobs: list) -> None:
     for job in jobs:
-        result = await job.result(timeout=30)
+        result = await job.result(timeout=60)
         assert result.state == "succeeded"
         record = admin.hgetall(KEYS.job(job.id))
         assert record.get("attempts", "0") == "0"
@@ -258,7 +258,7 @@ async def test_a_worker_hands_back_what_it_cannot_read(pool, admin) -> None:
     def there() -> bool:
         return bool(admin.zrange(KEYS.groups, 0, -1))
 
-    await wait_until(there, timeout_s=40)
+    await wait_until(there)
     (group,) = admin.zrange(KEYS.groups, 0, -1)
     client = redis.asyncio.Redis.from_url(pool.url)
     scripts = Scripts(client, KEYS)
@@ -277,7 +277,7 @@ async def test_a_worker_hands_back_what_it_cannot_read(pool, admin) -> None:
     def handed_back() -> bool:
         return admin.hget(KEYS.job(job_id), "state") == "queued"
 
-    await wait_until(handed_back, timeout_s=10)
+    await wait_until(handed_back)
     record = admin.hgetall(KEYS.job(job_id))
     assert record.get("attempts", "0") == "0"
     assert record.get("lease_losses", "0") == "0"

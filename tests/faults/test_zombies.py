@@ -9,7 +9,7 @@ import pytest
 from support.bench_modules import bench_module
 from support.fault_pool import LEASE_S, MODEL, FaultPool, WorkerProcess
 from support.follower import Follower
-from support.waiting import wait_until, wait_until_sync
+from support.waiting import PATIENCE_S, wait_until, wait_until_sync
 
 from tokenmill import Client, JobResult, Prompt, Sampling
 
@@ -91,7 +91,7 @@ async def serves_anew(pool: FaultPool, mill: Client, worker: WorkerProcess) -> N
     await wait_until(rests, what=f"an idle group, not {pool.group(worker)}")
     prompt = Prompt("anew", model=MODEL, sampling=Sampling(max_tokens=3))
     job = await mill.submit(prompt)
-    await job.result(timeout=20)
+    await job.result(timeout=60)
     assert pool.owner(job.id) == worker.group
 
 
@@ -117,9 +117,9 @@ async def hand_over(
             pool.record(one.job.id)["state"] == "queued" for one in jobs
         )
 
-    await wait_until(taken, timeout_s=20, what="the reaper")
+    await wait_until(taken, what="the reaper")
     other.signal(signal.SIGCONT)
-    await wait_until(lambda: pool.owner(jobs[0].job.id) == other.group, timeout_s=20)
+    await wait_until(lambda: pool.owner(jobs[0].job.id) == other.group)
 
 
 async def sleep_again(pool: FaultPool, other: WorkerProcess) -> None:
@@ -134,9 +134,10 @@ async def test_a_worker_that_wakes_up_late_changes_nothing(
 ) -> None:
     await sleep_again(pool, other)
     expected = await whole(mill)
-    jobs = await run_all(mill)
-    await jobs[0].has_tokens(SILENT_AT)
-    worker.signal(signal.SIGSTOP)
+    with pool.held("zombie", SILENT_AT, len(LENGTHS)):
+        jobs = await run_all(mill)
+        await jobs[0].has_tokens(SILENT_AT)
+        worker.signal(signal.SIGSTOP)
     await hand_over(pool, worker, other, jobs)
     before = published(pool, jobs)
     worker.signal(signal.SIGCONT)
@@ -157,18 +158,19 @@ async def test_nor_does_one_that_was_cut_off_and_went_on_computing(
     await sleep_again(pool, other)
     expected = await whole(mill)
     lost = worker.text.count('"job_lost"')
-    jobs = await run_all(mill)
-    await jobs[0].has_tokens(SILENT_AT)
     cut_s = 3 * LEASE_S
-    proxy.freeze(cut_s)
-    proxy.drop()
+    with pool.held("zombie", SILENT_AT, len(LENGTHS)):
+        jobs = await run_all(mill)
+        await jobs[0].has_tokens(SILENT_AT)
+        proxy.freeze(cut_s)
+        proxy.drop()
     await hand_over(pool, worker, other, jobs)
     before = published(pool, jobs)
     await check_takeover(pool, jobs, expected)
     # Back in touch, it tries to send what it has made meanwhile.
     await wait_until(
         lambda: worker.text.count('"job_lost"') >= lost + len(jobs),
-        timeout_s=cut_s + 20,
+        timeout_s=cut_s + PATIENCE_S,
         what=f"the jobs dropped\n{worker.text}",
     )
     assert published(pool, jobs) == before

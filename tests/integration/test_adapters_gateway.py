@@ -102,7 +102,7 @@ async def test_the_jobs_api_takes_an_adapter_and_shows_what_ran(
         shown = (await http.get(f"/v1/jobs/{name}")).json()
         return shown["output"]
 
-    output = await wait_until(ended, timeout_s=10)
+    output = await wait_until(ended)
     assert output["text"] == "tone: hello"
     assert output["adapter"]["name"] == "tone"
 
@@ -193,7 +193,7 @@ async def test_metrics_and_doctor_tell_of_adapters(
     EngineGauges(MODEL, EchoEngine().capacity, adapters_held)()
     before = catalog.ADAPTER_LOADS.values[(MODEL,)]
     job = await adapters_mill.submit(Prompt("x", model="echo:tone"))
-    assert (await job.result(timeout=10)).adapter.name == "tone"
+    assert (await job.result(timeout=60)).adapter.name == "tone"
     EngineGauges(MODEL, EchoEngine().capacity, adapters_held)()
     assert catalog.ADAPTER_LOADS.values[(MODEL,)] == before + 1
     assert catalog.ADAPTERS.values[(MODEL,)] == 1
@@ -210,6 +210,6 @@ async def test_metrics_and_doctor_tell_of_adapters(
         lines = [one.message for one in findings_of(info)]
         return "1 in memory; 1 loaded, 0 of them evicted for others" in lines
 
-    await wait_until(told, timeout_s=5)
+    await wait_until(told)
     (card, _) = await registry.cards()
     assert card.ref == AdapterRef("own", card.digest)

@@ -8,6 +8,7 @@ import pytest
 from support.scheduled_pool import scheduling
 from support.tiny_adapters import save_tiny_adapter
 from support.tiny_models import save_tiny_model
+from support.waiting import wait_until
 
 from tokenmill import Client, Prompt, Sampling
 from tokenmill.shared.config import Config, ModelConfig, SchedulerConfig, WorkerConfig
@@ -21,7 +22,7 @@ NAME = "tiny-base"
 CONFIG = Config(
     scheduler=SchedulerConfig(leader_lease_ms=300),
     worker=WorkerConfig(
-        num_blocks=64, threads=1, lease_ms=2000, drain_s=0.2, max_adapter_rank=8
+        num_blocks=64, threads=1, lease_ms=6000, drain_s=0.2, max_adapter_rank=8
     ),
 )
 
@@ -59,7 +60,7 @@ async def tiny_mill(empty_redis, newest_redis, tiny_loaded):
     async with scheduling(empty_redis, CONFIG), Client(newest_redis.url) as mill:
         yield mill
         worker.drain()
-        await asyncio.wait_for(serving, 15)
+        await asyncio.wait_for(serving, 60)
 
 
 async def test_jobs_of_several_adapters_and_of_none_run_side_by_side(
@@ -76,14 +77,15 @@ async def test_jobs_of_several_adapters_and_of_none_run_side_by_side(
         for adapter in (None, "one", "two", "one", None)
     ]
     together = await tiny_mill.submit_many(prompts)
-    outputs = [(await job.result(timeout=30)).choices[0].token_ids for job in together]
+    outputs = [(await job.result(timeout=60)).choices[0].token_ids for job in together]
     assert outputs[0] == outputs[4]
     assert outputs[1] == outputs[3]
     assert len({outputs[0], outputs[1], outputs[2]}) == 3
-    alone = await (await tiny_mill.submit(prompts[2])).result(timeout=30)
+    alone = await (await tiny_mill.submit(prompts[2])).result(timeout=60)
     assert alone.choices[0].token_ids == outputs[2]
-    assert tiny_loaded.adapters is not None
-    assert tiny_loaded.adapters.stats().leased == 0
+    held = tiny_loaded.adapters
+    assert held is not None
+    await wait_until(lambda: held.stats().leased == 0, what="the adapters let go")
 
 
 async def test_what_does_not_fit_the_base_is_refused_with_what_is_wrong(

@@ -63,7 +63,7 @@ async def test_what_is_queued_here_is_run_at_once(
         await worker.pool.enqueue_job("work", "a")
         wake("tm:arq:another")
         wake(QUEUE)
-        await wait_until(lambda: ran == ["a"], timeout_s=10)
+        await wait_until(lambda: ran == ["a"])
 
 
 async def test_a_task_for_later_is_waited_for(
@@ -75,7 +75,7 @@ async def test_a_task_for_later_is_waited_for(
         before = worker.polls
         await worker.pool.enqueue_job("work", "later", _defer_by=0.5)
         wake(QUEUE)
-        await wait_until(lambda: ran == ["later"], timeout_s=10)
+        await wait_until(lambda: ran == ["later"])
         assert worker.polls - before < 0.5 / POLL_S / 2
 
 
@@ -86,4 +86,4 @@ async def test_what_another_process_queued_is_found(
     ran: list[str] = []
     async with running(newest_redis.url, ran) as worker:
         await worker.pool.enqueue_job("work", "theirs")
-        await wait_until(lambda: ran == ["theirs"], timeout_s=10)
+        await wait_until(lambda: ran == ["theirs"])

@@ -1,13 +1,11 @@
 """What a run may take of Redis, and whom it tells of its end."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import redis.asyncio
 from support.bulk_jobs import MODEL, Jobs, settled
-from support.servers import RedisServer
 
 from tokenmill.scheduler.bulk.advance import advance
 from tokenmill.scheduler.bulk.pool import BulkPool
@@ -19,27 +17,13 @@ from tokenmill.shared.bulk.store import RunStore
 from tokenmill.shared.config import BulkConfig, Config
 from tokenmill.shared.keys import POOL
 from tokenmill.shared.messages import JobError, PoolCard, Prompt, encode
-from tokenmill.shared.redis import connect
 from tokenmill.shared.webhook_keys import ANNOUNCED
+
+pytest_plugins = "support.bulk_core_fixtures"
 
 CONFIG = Config(bulk=BulkConfig(max_open_jobs=10, keep_s=60))
 WINDOW = 20
 ITEMS = 120
-
-
-@pytest.fixture
-async def client(newest_redis: RedisServer) -> AsyncIterator["redis.asyncio.Redis"]:
-    made = connect(newest_redis.url)
-    await made.flushall()
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-async def jobs(client: "redis.asyncio.Redis") -> Jobs:
-    made = Jobs(client)
-    await made.publish()
-    return made
 
 
 async def begin(client: "redis.asyncio.Redis", **fields: object) -> RunStore:

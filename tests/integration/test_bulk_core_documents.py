@@ -1,13 +1,11 @@
 """Runs of documents: windows, a summary of each, and summaries of summaries."""
 
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis.asyncio
 from support.bulk_jobs import MODEL, Jobs, place, settled
-from support.servers import RedisServer
 from support.waiting import wait_until
 
 from tokenmill.scheduler.bulk import documents, plans
@@ -22,7 +20,8 @@ from tokenmill.shared.bulk.store import RunStore
 from tokenmill.shared.config import BulkConfig, Config
 from tokenmill.shared.keys import MODELS
 from tokenmill.shared.messages import FinishReason, JobError, JobRequest
-from tokenmill.shared.redis import connect
+
+pytest_plugins = "support.bulk_core_fixtures"
 
 CONFIG = Config(bulk=BulkConfig(max_open_jobs=8, keep_s=60))
 TEXT = "\n\n".join(
@@ -38,21 +37,6 @@ SPEC = RunSpec(
     style="Be brief.",
     keep_tree=True,
 )
-
-
-@pytest.fixture
-async def client(newest_redis: RedisServer) -> AsyncIterator["redis.asyncio.Redis"]:
-    made = connect(newest_redis.url)
-    await made.flushall()
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-async def jobs(client: "redis.asyncio.Redis") -> Jobs:
-    made = Jobs(client)
-    await made.publish()
-    return made
 
 
 class Run:

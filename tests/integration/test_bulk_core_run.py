@@ -29,26 +29,12 @@ from tokenmill.shared.errors import RedisUnavailable
 from tokenmill.shared.keys import JobId
 from tokenmill.shared.messages import JobError, Prompt, Sampling
 from tokenmill.shared.new_job import new_job
-from tokenmill.shared.redis import connect
 from tokenmill.shared.script_types import NewJob
+
+pytest_plugins = "support.bulk_core_fixtures"
 
 CONFIG = Config(bulk=BulkConfig(max_open_jobs=4, keep_s=60))
 SPEC = RunSpec(kind="run", tenant="t", priority=7)
-
-
-@pytest.fixture
-async def client(newest_redis: RedisServer) -> AsyncIterator["redis.asyncio.Redis"]:
-    made = connect(newest_redis.url)
-    await made.flushall()
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-async def jobs(client: "redis.asyncio.Redis") -> Jobs:
-    made = Jobs(client)
-    await made.publish()
-    return made
 
 
 @pytest.fixture
@@ -193,7 +179,7 @@ async def test_missed_events_and_lost_jobs_are_found_by_the_sweep(
 async def test_a_full_queue_pauses_the_run_and_loses_nothing(
     jobs: Jobs, store: RunStore, pool: BulkPool
 ):
-    await jobs.limit(2)
+    await jobs.limit(3)  # of which one place is left to others
     await store.feed([item(seq) for seq in range(4)])
     pause_s = await advance(pool, store.run_id)
     assert pause_s is not None
@@ -337,7 +323,7 @@ async def test_two_janitors_do_each_thing_once(
                 ends += 1
             return (await store.view()).settled == 24
 
-        await wait_until(finished, timeout_s=20)
+        await wait_until(finished)
     assert ends == 24, "no job was sent twice"
     assert len(await settled(store, 24)) == 24
     assert (await store.view()).jobs == 24

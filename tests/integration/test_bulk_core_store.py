@@ -254,7 +254,7 @@ async def test_waiting_ends_with_the_first_outcome(
 ):
     store, writes = run
     await store.feed([item(0)])
-    waiting = asyncio.create_task(store.wait(timeout_s=2))
+    waiting = asyncio.create_task(store.wait(timeout_s=60))
     await loop_turns(3)
     await writes.settle([outcome(0)])
     [(entry, _)] = await waiting
@@ -346,7 +346,7 @@ async def test_everything_of_a_run_expires_after_its_last_touch(
     store = RunStore(redis_client, new_run_id(), keep_ms=1000)
     await store.create(SPEC)
     await store.feed([item(0)])
-    await wait_until(lambda: _gone(redis_client, store), timeout_s=4)
+    await wait_until(lambda: _gone(redis_client, store))
     with pytest.raises(UnknownRun):
         await store.view()
     assert await list_runs(redis_client) == []

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 import redis.asyncio
@@ -27,17 +27,10 @@ from tokenmill.shared.config import Config
 from tokenmill.shared.keys import SHARDS, Keys
 from tokenmill.shared.messages import Prompt
 from tokenmill.shared.pool.bulk_checks import QUIET_MS, examine_bulk
-from tokenmill.shared.redis import connect
+
+pytest_plugins = "support.bulk_core_fixtures"
 
 ONE, TWO = Keys("m", 0), Keys("m", 1)
-
-
-@pytest.fixture
-async def client(newest_redis: RedisServer) -> AsyncIterator["redis.asyncio.Redis"]:
-    made = connect(newest_redis.url)
-    await made.flushall()
-    yield made
-    await made.aclose()
 
 
 class Heard:
@@ -108,7 +101,7 @@ async def test_a_handler_that_breaks_stops_no_other(
 async def test_a_run_that_turns_dirty_ends_the_wait(
     client: "redis.asyncio.Redis", monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(events, "BLOCK_MS", 4000)
+    monkeypatch.setattr(events, "BLOCK_MS", 30_000)
     reader = DoneReader(client, [Heard()], bell=BELL)
     await mark_dirty(client, new_run_id())
     await reader.step()  # what was rung before it began counts too
@@ -117,7 +110,7 @@ async def test_a_run_that_turns_dirty_ends_the_wait(
     await mark_dirty(client, new_run_id())
     began = time.monotonic()
     assert await waiting == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def _blocked(client: "redis.asyncio.Redis") -> Callable[[], Awaitable[bool]]:
@@ -243,4 +236,4 @@ async def test_events_of_jobs_that_nobody_waits_for_shorten_their_life(
     async def short() -> bool:
         return 0 < await client.pttl(keys.job(job_id)) <= 60_000
 
-    await wait_until(short, timeout_s=2)
+    await wait_until(short)

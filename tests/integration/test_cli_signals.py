@@ -24,8 +24,8 @@ async def pool(newest_redis):
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("number", "code"), BOTH)
 async def test_a_signal_cancels_unless_told_to_keep(pool, number, code, keep) -> None:
-    options = ["--keep"] if keep else []
-    process = await pool.start("submit", "--stream", *options, "a " * 200)
+    options = ["--max-tokens", "2000", *(["--keep"] if keep else [])]
+    process = await pool.start("submit", "--stream", *options, "a " * 2000)
     assert process.stdout is not None
     await process.stdout.readexactly(6)  # tokens are flushed one by one
     process.send_signal(number)

@@ -65,7 +65,7 @@ def call(whole: Composition, path: str, body: object = None) -> bytes:
             "Content-Type": "application/json",
         },
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read()
 
 
@@ -97,13 +97,13 @@ def test_a_backend_s_jobs_stream_end_and_are_cancelled(whole):
     with SyncClient(whole.url("producer")) as mill:
         job = mill.submit(Prompt("there and back", model=MODEL))
         assert "".join(d.text for d in job.stream()) == "there and back"
-        assert job.result(timeout=20).state == "succeeded"
+        assert job.result(timeout=60).state == "succeeded"
         endless = Sampling(max_tokens=100_000, ignore_eos=True)
         job = mill.submit(Prompt("on and on", model=MODEL, sampling=endless))
         next(iter(job.stream()))
         job.cancel()
         with pytest.raises(JobCancelled):
-            job.result(timeout=20)
+            job.result(timeout=60)
         jobs = mill.submit_many(
             [Prompt(f"number {n}", model=MODEL, tenant=f"t{n % 3}") for n in range(20)]
         )
@@ -129,7 +129,7 @@ def test_a_dead_letter_is_seen_and_purged_by_a_producer(whole):
         assert done.returncode == 0, done.stderr
         job.cancel()
         with pytest.raises((JobCancelled, JobFailed)):
-            job.result(timeout=20)
+            job.result(timeout=60)
 
 
 def test_a_bulk_file_through_the_producer_s_role(whole, tmp_path):
@@ -199,17 +199,15 @@ async def _hooked(whole: Composition) -> list[Received]:
     async with receiving() as receiver:
         async with Client(whole.url("producer")) as mill:
             job = await mill.submit(Prompt("x", model=MODEL, webhook=receiver.url()))
-            await job.result(timeout=20)
+            await job.result(timeout=60)
         async with Client(whole.url("janitor")) as keeper:
 
             async def is_delivered() -> bool:
                 return bool(await keeper.webhooks(state="delivered"))
 
-            await wait_until(is_delivered, timeout_s=20, what="a delivery")
+            await wait_until(is_delivered, what="a delivery")
             await keeper.redeliver([job.id])
-        await wait_until(
-            lambda: len(receiver.requests) == 2, timeout_s=20, what="another delivery"
-        )
+        await wait_until(lambda: len(receiver.requests) == 2, what="another delivery")
         return receiver.requests
 
 
@@ -232,7 +230,7 @@ def test_prometheus_can_read_every_process(whole):
             except urllib.error.URLError:
                 return ""
 
-        text = wait_until_sync(scrape, timeout_s=20, what=f"metrics of {name}")
+        text = wait_until_sync(scrape, what=f"metrics of {name}")
         families = {f.name for f in text_string_to_metric_families(str(text))}
         assert families, name
         seen |= families

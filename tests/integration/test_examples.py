@@ -117,7 +117,7 @@ def test_fastapi_app(pool, tmp_path):
     command = [sys.executable, "-m", "uvicorn", "fastapi_app:app", "--port", str(port)]
     command += ["--app-dir", str(EXAMPLES)]
     with process(command, pool.env, tmp_path / "log"):
-        wait_until_sync(lambda: answers(f"{base}/openapi.json"), timeout_s=40)
+        wait_until_sync(lambda: answers(f"{base}/openapi.json"))
         body = json.dumps({"text": "round and round"}).encode()
         made = json.loads(fetch(f"{base}/answers", body, "application/json"))
         address = f"{base}/answers/{made['id']}"
@@ -144,7 +144,7 @@ def test_sync_app(pool, tmp_path):
             except urllib.error.URLError:
                 return None  # it does not listen yet
 
-        made = wait_until_sync(enqueued, timeout_s=40)
+        made = wait_until_sync(enqueued)
         address = f"{base}/{made['id']}"
         wait_until_sync(lambda: json.loads(fetch(address))["state"] == "succeeded")
         assert_asked("to and fro", json.loads(fetch(address))["text"])
@@ -192,7 +192,7 @@ def test_browser_page_follows_a_job(pool, tmp_path):
         process([*serve, *folder], pool.env, tmp_path / "log"),
         sync_playwright() as playwright,
     ):
-        wait_until_sync(lambda: answers(pool.origin), timeout_s=20)
+        wait_until_sync(lambda: answers(pool.origin))
         browser = playwright.chromium.launch(
             executable_path=chromium(), args=list(ARGUMENTS)
         )

@@ -82,8 +82,7 @@ class Foreign:
         prefix = f"tm:{{{MODEL}:{self.partition}}}:"
         with self.redis.pubsub() as pubsub:
             pubsub.subscribe(f"{prefix}wake:{job_id}")
-            while pubsub.get_message(timeout=1)["type"] != "subscribe":
-                pass
+            assert pubsub.get_message(timeout=60)["type"] == "subscribe"
             while True:
                 raw = self.command("GET", f"{prefix}out:{job_id}")
                 if raw is not None:
@@ -226,7 +225,7 @@ async def test_our_client_reads_what_a_foreign_one_wrote(
     job_id = foreign.enqueue(request("hello there"))[1]
     other = foreign.enqueue(request("never run"))[1]
     async with Client(redis_server.url) as mill:
-        waiting = asyncio.ensure_future(mill.job(other).result(5))
+        waiting = asyncio.ensure_future(mill.job(other).result(60))
         await wait_until(lambda: mill._session.listener._watchers)
         assert foreign.cancel(other) == "cancelled"
         with pytest.raises(JobCancelled):

@@ -61,7 +61,7 @@ async def done_of(client, batch, least: int) -> None:
         assert now.status in ("validating", "in_progress"), now
         return now.request_counts.completed >= least
 
-    await wait_until(far_enough, timeout_s=20, every_s=0.02, what=f"{least} lines")
+    await wait_until(far_enough, every_s=0.02, what=f"{least} lines")
 
 
 async def lose_lease(gateway: Served, batch_id: str) -> None:
@@ -277,7 +277,7 @@ async def test_a_gateway_that_goes_hands_its_batches_on(pool, tmp_path) -> None:
                 now = await client.batches.retrieve(batch.id)
                 return now.request_counts.completed == 1
 
-            await wait_until(one_done, timeout_s=20, every_s=0.05)
+            await wait_until(one_done, every_s=0.05)
         async with served(config, pool.url) as second, of(second) as client:
             await client.batches.cancel(batch.id)
             done = await ended(client, batch, "cancelled")

@@ -13,6 +13,7 @@ from support.served import Served, gateway_config, served
 from support.waiting import wait_until
 
 from tokenmill import Prompt
+from tokenmill.producer.gateway import limits
 from tokenmill.shared.messages import DEFAULT_MODEL
 from tokenmill.shared.metrics.catalog import HTTP_OPEN
 
@@ -81,7 +82,35 @@ async def test_a_body_that_is_too_large_is_refused_by_its_length(
     assert error_of(reply)["code"] == "payload_too_large"
 
 
-async def test_it_is_refused_before_all_of_it_is_read(gateway: Served) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"Content-Length: {4 * 2**20}\r\n\r\n",
+        f"Transfer-Encoding: chunked\r\n\r\n{4 * 2**20:x}\r\n",
+        f"Content-Encoding: gzip\r\nContent-Length: {4 * 2**20}\r\n\r\n",
+    ],
+)
+async def test_who_sends_all_of_it_all_the_same_reads_why_it_was_refused(
+    gateway: Served, head: str
+) -> None:
+    port = int(gateway.url.rsplit(":", 1)[1].strip("/"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}".encode())
+    writer.write(b" " * 4 * 2**20)
+    if "chunked" in head:
+        writer.write(b"\r\n0\r\n\r\n")
+    await writer.drain()
+    async with asyncio.timeout(60):
+        answer = await reader.read()  # to the end: a connection that is reset has none
+    writer.close()
+    assert answer.split()[1] in (b"413", b"415")
+    assert b'"code":' in answer
+
+
+async def test_it_is_refused_before_all_of_it_is_read(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_LINGER_BYTES", 1024 * 1024)
     sent = 0
 
     async def endless():
@@ -105,16 +134,24 @@ async def test_a_body_that_does_not_come_is_not_waited_for(gateway: Served) -> N
         b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         b"Content-Length: 1000\r\n\r\n{"
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         head = await reader.readuntil(b"\r\n")
     assert b" 408 " in head
     writer.close()
 
 
 async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(
-    gateway: Served,
+    newest_redis, group, tmp_path
 ) -> None:
-    port = int(gateway.url.rsplit(":", 1)[1].strip("/"))
+    async with served(gateway_config(tmp_path), newest_redis.url) as gateway:
+        port = int(gateway.url.rsplit(":", 1)[1].strip("/"))
+        lines = await _left_in_its_body(port)
+    (line,) = [one for one in lines if one["event"] != "metrics_served"]
+    assert (line["status"], line["ended"]) == (499, "client_left")
+
+
+async def _left_in_its_body(port: int) -> list[dict[str, object]]:
+    """What was logged meanwhile."""
     with structlog.testing.capture_logs() as lines:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(
@@ -125,8 +162,7 @@ async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(
         await wait_until(lambda: HTTP_OPEN.values.get((), 0) >= 1)
         writer.transport.abort()
         await wait_until(lambda: any(one["event"] == "http_request" for one in lines))
-    (line,) = [one for one in lines if one["event"] != "metrics_served"]
-    assert (line["status"], line["ended"]) == (499, "client_left")
+    return list(lines)
 
 
 async def test_more_requests_than_allowed_are_turned_away(

@@ -186,7 +186,7 @@ async def test_a_quiet_stream_has_comments_and_leaving_it_cancels_nothing(
             if line.startswith(":"):
                 break
     group.emitting.set()
-    assert (await mill.job(job_id).result(10)).text == TEXT
+    assert (await mill.job(job_id).result(60)).text == TEXT
 
 
 async def test_leaving_cancels_where_it_was_asked_for(gateway, mill, group) -> None:

@@ -81,7 +81,7 @@ async def test_what_is_watched_ends_with_the_session_or_the_key(
                 await gateway.http.post("/logout", headers=session)
             else:
                 await store.revoke(record.id)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 async for _ in lines:
                     pass
 

@@ -45,7 +45,7 @@ async def ends_as(gateway: Served, job_id: str, state: str) -> None:
     async def ended() -> bool:
         return await state_of(gateway, job_id) == state
 
-    await wait_until(ended, timeout_s=10, what=f"{job_id} {state}")
+    await wait_until(ended, what=f"{job_id} {state}")
 
 
 async def events(response: httpx.Response) -> AsyncIterator[dict[str, object]]:
@@ -61,7 +61,7 @@ async def test_leaving_a_stream_cancels_its_job(gateway, group) -> None:
         job_id = response.headers["x-tokenmill-job"]
         await anext(events(response))
     await ends_as(gateway, job_id, "cancelled")
-    assert group.num_finished == 1  # the worker itself let go of it
+    await wait_until(lambda: group.num_finished == 1)  # its worker let go of it
 
 
 async def test_leaving_while_waiting_cancels_the_job(gateway, group) -> None:
@@ -187,7 +187,7 @@ async def test_a_connection_without_a_request_is_closed(
         silent, quiet = await asyncio.open_connection(*address)
         dripping, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: ")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for reader in (silent, dripping):
                 with contextlib.suppress(ConnectionResetError):
                     assert await reader.read() == b""

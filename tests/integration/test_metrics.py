@@ -1,12 +1,12 @@
 """Every process is scraped while a pool works, and its figures are what was done."""
 
 import asyncio
+import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ def janitor(pool: UpProcess) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
 
 
 class Scrapes:
@@ -54,11 +54,12 @@ class Scrapes:
         self.kinds: list[str] = []
         for entry in json.loads((directory / FILE_NAME).read_text()):
             (address,) = entry["targets"]
+            url = f"http://{address}/metrics"
             try:
-                with urllib.request.urlopen(f"http://{address}/metrics") as reply:
+                with urllib.request.urlopen(url, timeout=60) as reply:
                     assert reply.headers["Content-Type"].startswith("text/plain")
                     self._add(reply.read().decode())
-            except urllib.error.URLError:
+            except (OSError, http.client.HTTPException):
                 continue  # it was killed, and its card has not expired yet
             self.kinds.append(entry["labels"]["kind"])
 
@@ -151,12 +152,9 @@ def worked(
                 results, states = asyncio.run(work(pool.url))
                 with urllib.request.urlopen(f"{gateway.base}/v1/models") as reply:
                     assert reply.status == 200
-                wait_until_sync(
-                    lambda: all_there(directory), timeout_s=15, what="all targets"
-                )
+                wait_until_sync(lambda: all_there(directory), what="all targets")
                 wait_until_sync(
                     lambda: ended(directory) >= len(states),
-                    timeout_s=10,
                     what="all ends counted",
                 )
                 yield Scrapes(directory), results, states, pool
@@ -276,5 +274,5 @@ def test_a_worker_that_dies_is_seen_and_its_jobs_are_not_counted_twice(worked) -
         ended = after.sum("inference_requests_total", status="succeeded")
         return after.sum("tokenmill_leases_lost_total") == 1 and ended == 1
 
-    wait_until_sync(counted, timeout_s=15, what="one lost lease and one end")
+    wait_until_sync(counted, what="one lost lease and one end")
     assert before.sum("inference_requests_total", status="succeeded") == 40

@@ -36,7 +36,7 @@ def test_a_worker_by_hand_loads_its_version_and_takes_no_share(by_hand) -> None:
         mill.add_version(ModelConfig(name=MODEL, version="v2"))
         work(by_hand, "second", "v2")
         by_hand.wait_ready("second")
-        assert mill.load_version(MODEL, "v2", wait_s=10).share == 0
+        assert mill.load_version(MODEL, "v2", wait_s=60).share == 0
 
         def described() -> bool:
             states = {v.version: v.state for v in mill.model_versions(MODEL)}
@@ -45,15 +45,15 @@ def test_a_worker_by_hand_loads_its_version_and_takes_no_share(by_hand) -> None:
         wait_until_sync(described, what="v1, which its worker describes")
         mill.switch_version(MODEL, "v2")
         job = mill.submit(Prompt("hello", model=MODEL))
-        assert job.result(timeout=10).version == "v2"
+        assert job.result(timeout=60).version == "v2"
         # Its worker ends by itself, and in peace.
-        assert mill.drain_version(MODEL, "v1", wait_s=20).state == "stopped"
-        assert by_hand.processes["first"].wait(10) == 0
+        assert mill.drain_version(MODEL, "v1", wait_s=60).state == "stopped"
+        assert by_hand.processes["first"].wait(60) == 0
 
 
 def test_a_worker_of_an_unknown_version_says_which_there_are(by_hand) -> None:
     work(by_hand, "unknown", "v7")
-    assert by_hand.processes["unknown"].wait(30) == 8
+    assert by_hand.processes["unknown"].wait(60) == 8
     said = by_hand.log("unknown").read_text()
     assert "there is no version v7" in said
     assert "known: v1, v2" in said
@@ -64,7 +64,7 @@ def test_a_failed_health_set_ends_a_worker_by_hand_and_is_told(by_hand) -> None:
     with SyncClient(by_hand.url) as mill:
         mill.add_version(ModelConfig(name=MODEL, version="v3"), checks)
         work(by_hand, "third", "v3")
-        assert by_hand.processes["third"].wait(30) == 20
+        assert by_hand.processes["third"].wait(60) == 20
         (failed,) = [v for v in mill.model_versions(MODEL) if v.version == "v3"]
         assert failed.state == "failed"
         assert "line 1: expected exactly 'b', got 'a'" in failed.reason
@@ -73,7 +73,7 @@ def test_a_failed_health_set_ends_a_worker_by_hand_and_is_told(by_hand) -> None:
 
 def test_a_signal_still_ends_a_worker(by_hand) -> None:
     by_hand.processes["second"].send_signal(signal.SIGTERM)
-    assert by_hand.processes["second"].wait(20) == 0
+    assert by_hand.processes["second"].wait(60) == 0
     with SyncClient(by_hand.url) as mill:
         (left,) = [v for v in mill.model_versions(MODEL) if v.version == "v2"]
         assert (left.state, left.groups) == ("ready", 0)

@@ -52,7 +52,7 @@ async def ended(client, group, mill, *prompts: Prompt) -> list[str]:
     """Ids of jobs that v1 has served."""
     jobs = [await mill.submit(prompt) for prompt in prompts]
     for job in jobs:
-        result = await job.result(timeout=10)
+        result = await job.result(timeout=60)
         made = msgspec.structs.replace(result, version="v1")
         await client.set(group.keys.output(job.id), encode(made), keepttl=True)
     return [job.id for job in jobs]

@@ -302,8 +302,8 @@ def test_the_command_runs_shows_and_stops_a_daemon(program) -> None:
     )
     pipes = place / "mps" / "0" / "pipe"
     try:
-        wait_until_sync((pipes / "control").exists, timeout_s=20)
-        wait_until_sync(lambda: Control(program, pipes).servers(), timeout_s=10)
+        wait_until_sync((pipes / "control").exists)
+        wait_until_sync(lambda: Control(program, pipes).servers())
         shown = subprocess.run(
             [*mill, "mps", "status", "--json"], env=env, capture_output=True, check=True
         )

@@ -95,6 +95,6 @@ async def test_waiting_for_an_odd_record_is_an_error(mill, group) -> None:
     names = await odd_jobs(mill, group)
     job = mill.job(names["type"])
     with pytest.raises(ProtocolError, match="another type"):
-        await job.result(5)
+        await job.result(60)
     with pytest.raises(ProtocolError, match="another type"):
         await anext(job.stream())

@@ -190,7 +190,7 @@ async def test_arq_runs_the_tasks_and_uses_no_pickle(
         return await redis_client.xlen(KEYS.resume) == 1
 
     try:
-        await wait_until(mended, timeout_s=20, what="the mended orphan")
+        await wait_until(mended, what="the mended orphan")
     finally:
         janitor.cancel()
         await asyncio.gather(janitor, return_exceptions=True)

@@ -51,7 +51,7 @@ async def test_a_suspect_waits_for_an_empty_group_and_then_has_it_alone(
         async def given() -> bool:
             return await pool.state(other) == "dispatched"
 
-        await wait_until(given, timeout_s=10, what="the neighbour's turn")
+        await wait_until(given, what="the neighbour's turn")
         assert not await redis_client.hget(KEYS.group("w-1"), "alone")
 
 
@@ -69,7 +69,7 @@ async def test_an_interactive_job_goes_where_bulk_holds_every_slot(
         async def given() -> bool:
             return await pool.state(urgent) == "dispatched"
 
-        await wait_until(given, timeout_s=10, what="the interactive job's dispatch")
+        await wait_until(given, what="the interactive job's dispatch")
     assert await redis_client.hget(KEYS.group("w-1"), "credit_running") == b"-1"
 
 

@@ -108,9 +108,9 @@ def test_a_signal_ends_the_process_with_exit_0(newest_redis: RedisServer, name: 
                 if name == "schedule"
                 else (lambda: client.keys("arq:*"))
             )
-            wait_until_sync(sign, timeout_s=30, what=f"a running {name}")
+            wait_until_sync(sign, what=f"a running {name}")
             process.send_signal(signal.SIGTERM)
-            output, _ = process.communicate(timeout=15)
+            output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output.decode()
         assert b"_stopped" in output
         if name == "schedule":
@@ -134,9 +134,7 @@ async def test_a_restart_of_redis_is_survived():
             server.start()
             await serve_group(other)
             second = await enqueue(other)
-            await wait_until(
-                lambda: dispatched(other, second), timeout_s=15, what="the second job"
-            )
+            await wait_until(lambda: dispatched(other, second), what="the second job")
         finally:
             scheduler.cancel()
             await asyncio.gather(scheduler, return_exceptions=True)
@@ -163,9 +161,7 @@ async def test_a_tokenizer_from_redis_is_used_once_it_is_there(
     try:
         await serve_group(redis_client, card)
         job_id = await enqueue(redis_client, "hello hello")
-        await wait_until(
-            lambda: dispatched(redis_client, job_id), timeout_s=30, what="the job"
-        )
+        await wait_until(lambda: dispatched(redis_client, job_id), what="the job")
         ids = ids_from_bytes(await redis_client.get(KEYS.ids(job_id)))
         assert ids == backend.encode("hello hello").ids
         assert await redis_client.exists(POOL)

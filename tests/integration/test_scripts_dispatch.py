@@ -271,15 +271,15 @@ async def test_garbage_in_a_stream_becomes_a_dead_letter(shard):
 async def test_enqueue_and_room_ring_the_bell(shard):
     async with shard.client.pubsub() as pubsub:
         await pubsub.subscribe(KEYS.bell)
-        assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+        assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"
         first = await shard.enqueue()
-        told = (await pubsub.get_message(timeout=5))["data"]
+        told = (await pubsub.get_message(timeout=60))["data"]
         assert told == f"enqueue interactive:{first}".encode()
         await shard.dispatch(first)
         await shard.start(first, 1)
         await shard.emit(first, 1, 1, 0)  # nothing waits for this room: silent
         await shard.enqueue()
-        told = (await pubsub.get_message(timeout=5))["data"]
+        told = (await pubsub.get_message(timeout=60))["data"]
         assert told.startswith(b"enqueue interactive:")
         await shard.finish(first, 1)
-        assert (await pubsub.get_message(timeout=5))["data"] == b"room"
+        assert (await pubsub.get_message(timeout=60))["data"] == b"room"

@@ -117,10 +117,10 @@ async def test_a_takeover_is_seamless(mill, redis_client) -> None:
         assert report.redelivered == 1
         await first.scripts.release_scheduler(first.name)
     async with FakeGroup(redis_client, delay_s=0.005):
-        assert await asyncio.wait_for(following, 20) == TEXT
+        assert await asyncio.wait_for(following, 60) == TEXT
     entries = await redis_client.xrange(job.shard.log(job.id))
     assert any(b"d" not in fields for _, fields in entries), "no fence was written"
-    assert (await job.result(5)).text == TEXT
+    assert (await job.result(60)).text == TEXT
 
 
 async def test_a_broken_subscription_is_made_good(mill, group, redis_client) -> None:
@@ -166,7 +166,7 @@ async def test_a_slow_consumer_loses_nothing(
     job = await mill.submit(TEXT)
     tokens = job.stream()
     heard = [await anext(tokens)]
-    await job.result(10)  # everything was published, and mostly dropped, meanwhile
+    await job.result(60)  # everything was published, and mostly dropped, meanwhile
     heard += [delta async for delta in tokens]
     assert "".join(d.text for d in heard) == TEXT
     assert offsets_are_gapless(heard)
@@ -174,7 +174,7 @@ async def test_a_slow_consumer_loses_nothing(
 
 async def test_without_a_log_the_result_is_streamed(mill, group, redis_client) -> None:
     job = await mill.submit(TEXT)
-    await job.result(10)
+    await job.result(60)
     await redis_client.delete(job.shard.log(job.id))
     tokens = job.stream()
     deltas = [delta async for delta in tokens]
@@ -187,7 +187,7 @@ async def test_a_log_that_was_cut_is_completed_from_the_result(
     mill, group, redis_client
 ) -> None:
     job = await mill.submit(TEXT)
-    await job.result(10)
+    await job.result(60)
     log = job.shard.log(job.id)
     entries = await redis_client.xrange(log)
     await redis_client.xdel(log, *(entry_id for entry_id, _ in entries[10:]))
@@ -251,7 +251,7 @@ async def test_leaving_early_unsubscribes(mill, group, redis_client) -> None:
         return not await channels()
 
     await wait_until(nobody, what="the end of the subscription")
-    assert (await job.result(5)).text == TEXT, "leaving must not cancel"
+    assert (await job.result(60)).text == TEXT, "leaving must not cancel"
 
 
 @pytest.mark.parametrize("how", ["break", "close"])
@@ -265,16 +265,17 @@ async def test_leaving_may_cancel(mill, group, how: str) -> None:
         async with job.stream(cancel_on_leave=True) as tokens:
             await anext(tokens)
     with pytest.raises(JobCancelled):
-        await job.result(5)
+        await job.result(60)
 
 
 async def test_a_cancelled_wait_can_be_taken_up_again(mill, group) -> None:
     job = await mill.submit("a b c")
     await group.pause()
     tokens, heard = job.stream(), ""
-    for _ in range(200):
+    for turn in range(200):
+        patience_s = 0.003 + turn / 1000  # more each time, for a slow machine
         try:
-            heard += (await asyncio.wait_for(anext(tokens), 0.003)).text
+            heard += (await asyncio.wait_for(anext(tokens), patience_s)).text
         except TimeoutError:
             group.serving.set()
         except StopAsyncIteration:
@@ -303,7 +304,7 @@ async def test_a_stream_outlives_a_restart_of_redis() -> None:
                 fence = await group.scripts.acquire_scheduler(group.name, 60_000)
                 await group.scripts.reap(fence=fence, limit=10)
             async with FakeGroup(connection, delay_s=0.001):
-                heard += await asyncio.wait_for(waiting, 20)
+                heard += await asyncio.wait_for(waiting, 60)
         await connection.aclose()
     assert "".join(d.text for d in heard) == TEXT
     assert offsets_are_gapless(heard)

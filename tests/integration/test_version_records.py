@@ -50,7 +50,7 @@ async def test_people_see_which_version_served_a_job(
 ) -> None:
     async with FakeGroup(empty_redis):
         job = await mill.submit(Prompt("hello", version="v1"))
-        await job.result(timeout=5)
+        await job.result(timeout=60)
         info = await job.info()
     assert (info.version, info.pinned_version) == ("v1", "v1")
     words = ["show", job.id, "--url", newest_redis.url]

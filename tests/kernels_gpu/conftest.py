@@ -32,7 +32,8 @@ collect_ignore = [
 
 # The interpreter takes milliseconds an operation: few examples, the same in every run.
 settings.register_profile("kernels", max_examples=12, deadline=None, derandomize=True)
-settings.load_profile("kernels" if INTERPRETED or ON_DEVICE else "default")
+if INTERPRETED or ON_DEVICE:
+    settings.load_profile("kernels")
 
 
 @pytest.fixture(scope="session")

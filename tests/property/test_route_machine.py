@@ -4,18 +4,17 @@ import asyncio
 import json
 
 import pytest
-import redis
 import redis.asyncio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
     run_state_machine_as_test,
 )
 from support.fake_group import card
+from support.loop_machine import LoopMachine
 from support.servers import RedisServer
 
 from tokenmill.shared.config_model import ModelConfig
@@ -32,15 +31,9 @@ names = st.sampled_from(NAMES)
 CONTEXTS = {"v1": 4096, "v2": 1024, "v3": 8192}
 
 
-class RouteMachine(RuleBasedStateMachine):
-    url = ""
-
+class RouteMachine(LoopMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.client = redis.asyncio.Redis.from_url(self.url)
-        self.reader = redis.Redis.from_url(self.url, decode_responses=True)
-        self.reader.flushall()
         self.versions = Versions(self.client, MODEL)
         self.scripts = Scripts(self.client, Keys(MODEL, 0))
         self.states: dict[str, str] = {}
@@ -49,14 +42,6 @@ class RouteMachine(RuleBasedStateMachine):
         self.shadowed: dict[str, float] = {}
         self.cards: set[str] = set()
         self.serial = 0
-
-    def teardown(self) -> None:
-        self.do(self.client.aclose())
-        self.loop.close()
-        self.reader.close()
-
-    def do(self, call):
-        return self.loop.run_until_complete(call)
 
     def tries(self, call, error: type[TokenmillError] | None) -> None:
         if error is None:

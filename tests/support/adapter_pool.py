@@ -26,7 +26,8 @@ CARD = ModelCard(
 )
 CONFIG = Config(
     scheduler=SchedulerConfig(leader_lease_ms=300),
-    worker=WorkerConfig(lease_ms=900, drain_s=0.2, emit_ms=5),
+    # Longer than whatever holds up this process: a gateway that starts in it, or a load.
+    worker=WorkerConfig(lease_ms=6000, drain_s=0.2, emit_ms=5),
 )
 
 
@@ -62,4 +63,4 @@ async def working(
         yield worker
     finally:
         worker.drain()
-        await asyncio.wait_for(task, 15)
+        await asyncio.wait_for(task, 60)

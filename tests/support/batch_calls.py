@@ -55,7 +55,7 @@ async def ended(client, batch, status: str = "completed") -> openai.types.Batch:
         found.append(now)
         return now.status in ("completed", "failed", "expired", "cancelled")
 
-    await wait_until(look, timeout_s=30, every_s=0.05, what=f"the end of {batch.id}")
+    await wait_until(look, every_s=0.05, what=f"the end of {batch.id}")
     assert found[-1].status == status, found[-1]
     return found[-1]
 

@@ -17,6 +17,8 @@ from playwright.sync_api import Browser, Page
 from tokenmill.shared.keys import HISTORY
 from tokenmill.shared.watch.snapshot import HistorySample
 
+from .waiting import PATIENCE_S
+
 ARTIFACTS = Path(os.environ.get("TOKENMILL_ARTIFACTS", "test-artifacts"))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -90,7 +92,7 @@ def open_page(
     )
     stack.callback(context.close)
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(1000 * PATIENCE_S)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on(

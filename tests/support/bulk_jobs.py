@@ -131,6 +131,6 @@ async def settled(store: RunStore, count: int) -> list:
         rows = await store.outcomes(count=10_000)
         return [one for _, one in rows] if len(rows) >= count else None
 
-    found = await wait_until(there, timeout_s=15, what=f"{count} outcomes")
+    found = await wait_until(there, what=f"{count} outcomes")
     assert len(found) == count  # type: ignore[arg-type]
     return sorted(found, key=lambda one: (one.seq, one.generation))  # type: ignore[call-overload]

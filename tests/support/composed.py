@@ -55,7 +55,7 @@ class Service:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
         )
 
@@ -131,9 +131,7 @@ class Composition:
     def wait_well(self, *names: str) -> None:
         for name in names:
             service = self.services[name]
-            wait_until_sync(
-                service.is_well, timeout_s=60, every_s=0.2, what=f"{name} well"
-            )
+            wait_until_sync(service.is_well, every_s=0.2, what=f"{name} well")
 
     def logs(self) -> str:
         return "\n".join(f"--- {s.name}\n{s.text}" for s in self.services.values())

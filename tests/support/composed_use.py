@@ -159,7 +159,7 @@ def _settled(user: Caller, batch: str) -> Any:
         ended = ("completed", "failed", "expired", "cancelled")
         return found if found["status"] in ended else None
 
-    return wait_until_sync(look, timeout_s=40, every_s=0.25, what=f"batch {batch}")
+    return wait_until_sync(look, every_s=0.25, what=f"batch {batch}")
 
 
 def use_jobs(user: Caller) -> list[str]:

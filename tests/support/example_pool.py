@@ -59,7 +59,7 @@ def process(
     finally:
         running.terminate()
         try:
-            running.wait(20)
+            running.wait(60)
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()
@@ -80,13 +80,11 @@ def example_pool(directory: Path) -> Iterator[ExamplePool]:
     up = [*mill, "up", "--model", MODEL, "--engine", f"echo:{STEP_MS}"]
     ready = directory / "ready"
     with process([*up, "--ready-file", str(ready)], env, directory / "up.log") as pool:
-        wait_until_sync(lambda: ready.exists() or pool.poll() is not None, timeout_s=60)
+        wait_until_sync(lambda: ready.exists() or pool.poll() is not None)
         found = read_connection(directory)
         assert found is not None
         env["TOKENMILL_URL"] = found.url
         with process([*mill, "gateway"], env, directory / "gateway.log"):
             base = f"http://127.0.0.1:{port}"
-            wait_until_sync(
-                lambda: answers(f"{base}/readyz"), timeout_s=60, what="the gateway"
-            )
+            wait_until_sync(lambda: answers(f"{base}/readyz"), what="the gateway")
             yield ExamplePool(found.url, base, origin, {**os.environ, **env})

@@ -43,6 +43,8 @@ from tokenmill.shared.script_types import (
 )
 from tokenmill.shared.scripts import Scripts
 
+from .waiting import nap
+
 LEASE_MS = 5000
 BATCH = 200
 
@@ -178,7 +180,7 @@ class FakeGroup:
     async def _beat(self) -> None:
         while True:
             await self.scripts.heartbeat(self.name, self._info(), ttl_ms=60_000)
-            await asyncio.sleep(2)
+            await nap(2)
 
     async def _serve(self) -> None:
         while True:
@@ -186,7 +188,7 @@ class FakeGroup:
             async with self._turn:
                 moved = await self._serve_once() if self.serving.is_set() else 0
             if not moved:
-                await asyncio.sleep(0.002)
+                await nap(0.002)
 
     async def _serve_once(self) -> int:
         fence = await self.scripts.acquire_scheduler(self.name, 60_000)
@@ -280,7 +282,7 @@ class FakeGroup:
             if "lost" in statuses:
                 return
             run.cancelled = "cancelled" in statuses
-            await asyncio.sleep(self.delay_s)
+            await nap(self.delay_s)
         await self.scripts.finish(group=self.name, items=[_finish_item(self.keys, run)])
         self.num_finished += 1
 

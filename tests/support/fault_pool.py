@@ -127,6 +127,26 @@ class FaultPool:
     def owner(self, job_id: str) -> str:
         return self.record(job_id).get("owner", "")
 
+    @contextmanager
+    def held(self, prompt: str, tokens: int, requests: int = 1) -> Iterator[None]:
+        """Lets a worker make no step once a prompt has so many tokens.
+
+        By then so many requests are in its engine, none of which ends in this block;
+        its leases are renewed.
+
+        Args:
+            prompt: A word of it.
+            tokens: Of its output, before which the worker goes on.
+            requests: That must be there before it is held.
+        """
+        file, new = self.directory / "hold", self.directory / "hold.new"
+        new.write_text(f"{prompt} {tokens} {requests}")
+        new.replace(file)
+        try:
+            yield
+        finally:
+            file.unlink()
+
     def end_workers(self) -> None:
         for worker in self.workers:
             worker.end()

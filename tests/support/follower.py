@@ -49,7 +49,7 @@ class Follower:
         """Tokens of the first choice so far."""
         return sum(len(delta.token_ids) for delta in self.deltas if not delta.choice)
 
-    async def has_tokens(self, count: int, timeout_s: float = 30) -> None:
+    async def has_tokens(self, count: int, timeout_s: float = 60) -> None:
         """Waits until that many tokens of the first choice are out."""
         await wait_until(
             lambda: self.task.done() or self.num_tokens >= count,

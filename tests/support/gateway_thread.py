@@ -1,6 +1,5 @@
 """A gateway in a thread of the test: real HTTP, no process to wait for."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import uvicorn
 from tokenmill.producer.gateway.app import create_app
 from tokenmill.shared.config import Config, GatewayConfig, PoolConfig
 
+from .servers import free_port
 from .waiting import wait_until_sync
 
 HOST = "127.0.0.1"
@@ -23,9 +23,7 @@ class RunningGateway:
     def __init__(
         self, url: str, directory: Path, auth: Literal["keys", "none"]
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()  # which nobody takes while it is stopped
         self.base = f"http://{HOST}:{self.port}"
         self._url = url
         self._config = Config(

@@ -61,7 +61,7 @@ class UpProcess:
     def text(self) -> str:
         return self.printed.read_text(errors="replace")
 
-    def wait_ready(self, timeout_s: float = 40) -> None:
+    def wait_ready(self, timeout_s: float = 90) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.text
             return "\nready" in self.text
@@ -73,7 +73,7 @@ class UpProcess:
         """Where its gateway answers, as `up` prints it."""
         line = re.compile(r"^gateway +\| gateway (http://\S+)$", re.M)
         found = wait_until_sync(
-            lambda: line.search(self.text), timeout_s=20, what="the gateway's address"
+            lambda: line.search(self.text), what="the gateway's address"
         )
         return str(found[1])
 
@@ -89,7 +89,7 @@ class UpProcess:
         """The supervisor's children and theirs."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
@@ -124,14 +124,14 @@ def up(
             family = pool.family()
             pool.process.terminate()
             try:
-                pool.process.wait(20)
+                pool.process.wait(60)
             except subprocess.TimeoutExpired:
                 pool.process.kill()
                 pool.process.wait()
         assert all_gone(family), [str(p) for p in family if p.is_running()]
 
 
-def all_gone(family: list[psutil.Process], timeout_s: float = 10) -> bool:
+def all_gone(family: list[psutil.Process], timeout_s: float = 60) -> bool:
     """Whether none of these processes runs any more."""
     try:
         wait_until_sync(lambda: not any(map(_runs, family)), timeout_s=timeout_s)

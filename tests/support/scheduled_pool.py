@@ -107,7 +107,7 @@ class Pool:
             self.cursor = rows[-1][0] if rows else self.cursor
             return len(found) >= count
 
-        await wait_until(read, timeout_s=10, what=f"{count} dispatched jobs")
+        await wait_until(read, what=f"{count} dispatched jobs")
         items = [
             StartItem(f[b"id"].decode(), int(f[b"epoch"]), entry.decode())
             for entry, f in found
@@ -135,7 +135,7 @@ class Pool:
         async def ended() -> bool:
             return await self.state(job_id) == state
 
-        await wait_until(ended, timeout_s=10, what=f"{job_id} {state}")
+        await wait_until(ended, what=f"{job_id} {state}")
         raw = await self.client.get(KEYS.output(job_id))
         return msgspec.json.decode(raw, type=JobResult)
 
@@ -143,7 +143,7 @@ class Pool:
         async def there() -> bool:
             return await self.client.xlen(KEYS.dead) >= count
 
-        await wait_until(there, timeout_s=10, what=f"{count} dead letters")
+        await wait_until(there, what=f"{count} dead letters")
         return [f[b"reason"].decode() for _, f in await self.client.xrange(KEYS.dead)]
 
 

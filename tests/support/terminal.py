@@ -42,14 +42,14 @@ class Terminal:
         """Whether the terminal shows what is typed, as a shell leaves it."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
-    def read_until(self, wanted: str, timeout_s: float = 20) -> None:
+    def read_until(self, wanted: str, timeout_s: float = 60) -> None:
         """Reads on until `wanted` was written since the last call."""
         seen, end = len(self.text), time.monotonic() + timeout_s
         while wanted not in self.text[seen:]:
             assert time.monotonic() < end, f"no {wanted!r} in\n{self.text[seen:]}"
             self._read(0.1)
 
-    def wait(self, timeout_s: float = 15) -> int:
+    def wait(self, timeout_s: float = 60) -> int:
         end = time.monotonic() + timeout_s
         while self.process.poll() is None:
             assert time.monotonic() < end, "the command does not end"

@@ -31,6 +31,7 @@ def pool(
     directory = tmp_path_factory.mktemp("pool")
     model = save_tiny_model("llama", directory)
     settings = {**SETTINGS, **getattr(request.module, "SETTINGS", {})}
+    settings["HOLD_FILE"] = str(directory / "hold")
     with fault_pool(directory, MODEL, "--model", str(model), **settings) as made:
         yield made
 

@@ -15,7 +15,9 @@ from tokenmill.shared.webhook_keys import delivery_key
 from .waiting import wait_until
 
 SECRET = "a secret of sixteen"
-CONFIG = Config(webhooks=WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=5))
+CONFIG = Config(
+    webhooks=WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=60)
+)
 
 
 @contextlib.asynccontextmanager

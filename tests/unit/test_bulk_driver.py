@@ -48,7 +48,7 @@ class Driven:
             on_progress=self.progress.append,
             **options,
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await made.run()
 
     @property

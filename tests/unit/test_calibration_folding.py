@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.calibrations import random_calibration
 from support.step_driver import Sequence, StepDriver
 from support.tiny_models import save_tiny_model
 
@@ -16,8 +16,6 @@ from tokenmill.workers.engine.kernels import ops as host_ops
 from tokenmill.workers.engine.model.calibration.folding import powers_of_two
 from tokenmill.workers.engine.model.calibration.result import (
     Calibration,
-    Facts,
-    LayerLoss,
 )
 from tokenmill.workers.engine.model.device import Target
 from tokenmill.workers.engine.model.load import load_runner
@@ -40,42 +38,6 @@ def _first(runner: TransformersRunner, chunk: int = 512) -> torch.Tensor:
 
 def error(exact: torch.Tensor, tested: torch.Tensor) -> float:
     return ((tested - exact).norm() / exact.norm()).item()
-
-
-def random_calibration(path: Path, *sensitive: str) -> Calibration:
-    """A calibration whose scales are between 1/4 and 4, fitting the model."""
-    config = json.loads((path / "config.json").read_text())
-    heads, width = config["num_key_value_heads"], config["head_dim"]
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    attended = config["num_attention_heads"] * width
-    key_heads = 1 if config["model_type"] == "qwen3" else heads
-    generator = torch.Generator().manual_seed(5)
-
-    def scale(*shape: int) -> torch.Tensor:
-        return 4 ** (2 * torch.rand(shape, generator=generator) - 1)
-
-    def mean(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    tensors = {"head.input_scale": scale(hidden), "head.input_mean": mean(hidden)}
-    for index in range(LAYERS):
-        tensors |= {
-            f"layers.{index}.key_scale": scale(key_heads, width // 2),
-            f"layers.{index}.value_scale": scale(heads, width),
-            f"layers.{index}.qkv.input_scale": scale(hidden),
-            f"layers.{index}.qkv.input_mean": mean(hidden),
-            f"layers.{index}.output.input_mean": mean(attended),
-            f"layers.{index}.gate_up.input_scale": scale(hidden),
-            f"layers.{index}.down.input_scale": scale(inner),
-        }
-    facts = Facts(
-        fingerprint="of a test",
-        text="none",
-        samples=1,
-        tokens=1,
-        sensitive=tuple(LayerLoss(name, 1.0, 1) for name in sensitive),
-    )
-    return Calibration(facts, tensors)
 
 
 VARIANTS = ["llama", "llama-tied", "llama-gelu", "mistral", "qwen2", "qwen3"]

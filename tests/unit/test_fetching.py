@@ -93,7 +93,7 @@ async def test_jobs_that_ended_are_dropped_while_the_store_is_away() -> None:
         fetching.start(f"a{i}", "a")
     fetching.ended = {f"a{i}" for i in range(49)}
     fetching.store.open.set()
-    await wait_until(lambda: fetching.unfetched == {"lane-a": 1}, timeout_s=10)
+    await wait_until(lambda: fetching.unfetched == {"lane-a": 1})
     fetching.store.away = False
-    await wait_until(lambda: fetching.got == ["a49"], timeout_s=10)
+    await wait_until(lambda: fetching.got == ["a49"])
     await fetching.inputs.close()

@@ -17,6 +17,7 @@ class Client:
     def __init__(self, layer: Limits) -> None:
         self._layer = layer
         self.status = 0
+        self.body = b""
         self.num_pieces = 0
 
     async def ask(
@@ -49,7 +50,13 @@ class Client:
 
     async def _send(self, message) -> None:
         self.status = message.get("status", self.status)
-        self.body = message.get("body", b"")
+        self.body += message.get("body", b"")
+
+
+@pytest.fixture(autouse=True)
+def takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a refusal is a test's own matter."""
+    monkeypatch.setattr(limits, "_LINGER_BYTES", 0)
 
 
 async def reads_all(_scope, receive, _send) -> None:
@@ -89,6 +96,22 @@ async def test_a_body_in_an_encoding_is_refused_by_name_before_it_is_read(path) 
     assert await client.ask(path, length=100, encoding=b"GZIP") == 415
     assert client.num_pieces == 0
     assert b"Content-Encoding" in client.body
+
+
+@pytest.mark.parametrize("linger_s", [0.05, 30.0])
+async def test_the_rest_of_what_was_refused_is_dropped_for_a_while(
+    linger_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_LINGER_BYTES", 1000)
+    monkeypatch.setattr(limits, "_LINGER_S", linger_s)
+    client = Client(Limits(reads_all, GatewayConfig()))
+    pause_s = 30.0 if linger_s < 1 else 0.0
+    async with asyncio.timeout(20):
+        status = await client.ask(
+            "/login", length=2**30, every_s=pause_s, piece=b"x" * 100
+        )
+    assert status == 413
+    assert client.num_pieces == (0 if pause_s else 10)
 
 
 async def test_one_key_does_not_take_all_requests() -> None:

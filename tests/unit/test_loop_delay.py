@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import numpy as np
-from support.waiting import wait_until
+from support.waiting import nap, wait_until
 
 from tokenmill.shared.config import WorkerConfig
 from tokenmill.shared.messages import Sampling
@@ -46,7 +46,7 @@ async def test_a_heartbeat_is_not_late_because_of_two_threads_that_compute() -> 
         await wait_until(lambda: all(thread.step_age_s() for thread in threads))
         ends_at = time.perf_counter() + FOR_S
         while (before := time.perf_counter()) < ends_at:
-            await asyncio.sleep(0.01)
+            await nap(0.01)
             delays.append(time.perf_counter() - before - 0.01)
     finally:
         for thread in threads:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.calibrations import random_calibration
 from support.ranks import Ranks
 from support.step_driver import Sequence, StepDriver
 from support.wide_models import save_wide_model
@@ -19,11 +20,6 @@ from tokenmill.shared.errors import ModelLoadError
 from tokenmill.workers.engine.batch import ModelRunner
 from tokenmill.workers.engine.model import room_check
 from tokenmill.workers.engine.model.budget import FreeMemory
-from tokenmill.workers.engine.model.calibration.result import (
-    Calibration,
-    Facts,
-    LayerLoss,
-)
 from tokenmill.workers.engine.model.inspection import Question, describe
 from tokenmill.workers.engine.model.lean_import import import_transformers
 from tokenmill.workers.engine.model.load import load_runner
@@ -52,11 +48,9 @@ def settled_bytes() -> int:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no mapped file's."""
-    for line in STATUS.read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the kernel does not tell")
+    """Memory of this process that is no mapped file's, swapped out or not."""
+    told = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return sum(int(told[name].split()[0]) for name in ("RssAnon", "VmSwap")) * 1024
 
 
 @pytest.mark.skipif(not STATUS.is_file(), reason="needs Linux's /proc")
@@ -142,7 +136,7 @@ def test_a_rank_folds_its_part_of_a_calibration(
 ) -> None:
     """Scales cancel in float; those of INT8 help each rank as they help the whole."""
     path = save_wide_model(variant, tmp_path)
-    calibration = fitting(path, "model.layers.1.mlp.down_proj")
+    calibration = random_calibration(path, "model.layers.1.mlp.down_proj")
     options = {"num_blocks": 32, "calibration": calibration}
     exact = logits(load_runner(path, threads=1, device="cpu", **EXACT))
     int8 = {"weights": "int8", "kv": "int8", **options}
@@ -197,7 +191,7 @@ def test_a_host_with_room_for_one_part_alone_is_refused(
 def test_parts_of_different_weights_are_refused(tmp_path: Path) -> None:
     """As when a calibration is written while some ranks have looked for it."""
     path = save_wide_model("llama", tmp_path)
-    found = fitting(path, "model.layers.1.mlp.down_proj")
+    found = random_calibration(path, "model.layers.1.mlp.down_proj")
     options = {"weights": "int8", "kv": "int8", "num_blocks": 8}
     with (
         Ranks(2, tmp_path / "rendezvous") as ranks,
@@ -220,39 +214,3 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     sequence = Sequence(list(range(30, 75)), 1)
     StepDriver(runner, chunk=512).run([sequence])
     return sequence.logits[0]
-
-
-def fitting(path: Path, *sensitive: str) -> Calibration:
-    """A calibration of random scales between 1/4 and 4, fitting a wide model."""
-    config = json.loads((path / "config.json").read_text())
-    heads, width = config["num_key_value_heads"], config["head_dim"]
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    attended = config["num_attention_heads"] * width
-    generator = torch.Generator().manual_seed(5)
-
-    def scale(*shape: int) -> torch.Tensor:
-        return 4 ** (2 * torch.rand(shape, generator=generator) - 1)
-
-    def mean(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    tensors = {"head.input_scale": scale(hidden), "head.input_mean": mean(hidden)}
-    for index in range(config["num_hidden_layers"]):
-        one = 1 if config["model_type"] == "qwen3" else heads
-        tensors |= {
-            f"layers.{index}.key_scale": scale(one, width // 2),
-            f"layers.{index}.value_scale": scale(heads, width),
-            f"layers.{index}.qkv.input_scale": scale(hidden),
-            f"layers.{index}.qkv.input_mean": mean(hidden),
-            f"layers.{index}.output.input_mean": mean(attended),
-            f"layers.{index}.gate_up.input_scale": scale(hidden),
-            f"layers.{index}.down.input_scale": scale(inner),
-        }
-    facts = Facts(
-        fingerprint="of a test",
-        text="none",
-        samples=1,
-        tokens=1,
-        sensitive=tuple(LayerLoss(name, 1.0, 1) for name in sensitive),
-    )
-    return Calibration(facts, tensors)

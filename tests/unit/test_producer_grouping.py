@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.waiting import loop_turns
 
 from tokenmill.producer.grouping import Grouping
 from tokenmill.producer.prepare import new_job
@@ -51,8 +52,7 @@ def job(text: str = "x") -> Any:
 async def test_a_close_fails_every_caller_whatever_its_call_had_begun(turns) -> None:
     made = grouping(Session())
     callers = [asyncio.create_task(made.enqueue(job())) for _ in range(3)]
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await loop_turns(turns)
     if not turns:
         for caller in callers:
             caller.cancel()
@@ -108,7 +108,7 @@ async def test_what_was_under_way_when_a_call_failed_is_told(monkeypatch) -> Non
             failed.set()
             raise RedisUnavailable("gone")
         await failed.wait()
-        await asyncio.sleep(0)
+        await loop_turns()
         return [EnqueueReply(status="queued", job_id=str(one.id)) for one in jobs]
 
     made = [job() for _ in range(400)]

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
+from support.waiting import loop_turns
 
 from tokenmill.producer.reading import Reads
 from tokenmill.shared.errors import ProtocolError
@@ -46,8 +47,7 @@ class Server:
 
 async def asked(reads, *keys):
     tasks = [asyncio.create_task(reads.all(("GET", key), ("TTL", key))) for key in keys]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await loop_turns(5)
     return tasks
 
 
@@ -107,7 +107,7 @@ async def test_a_caller_that_leaves_takes_nobody_along():
 
     for number in (0, 2):  # one that was sent, one that waits
         tasks[number].cancel()
-    await asyncio.sleep(0)
+    await loop_turns()
     server.answers.set()
 
     assert await tasks[1] == ["b", "b"]
@@ -131,7 +131,7 @@ async def test_a_close_waits_for_what_goes_after_what_is_on_its_way():
     reads = Reads(server)
     tasks = [(await asked(reads, key))[0] for key in "abcd"]
     closing = asyncio.create_task(reads.close())
-    await asyncio.sleep(0)
+    await loop_turns()
     server.answers.set()
     await closing
     assert len(server.sent) == 3

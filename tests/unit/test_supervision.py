@@ -69,14 +69,14 @@ async def test_a_child_that_dies_is_started_again_with_growing_waits(nursery) ->
 @pytest.mark.parametrize("code", [2])
 async def test_bad_configuration_is_not_looped(nursery, code) -> None:
     child = nursery.child(f"import sys; sys.exit({code})")
-    await asyncio.wait_for(child.run(), 10)
+    await asyncio.wait_for(child.run(), 60)
     assert child.state is ChildState.FAILED
     assert child.restarts == 0
 
 
 async def test_a_model_that_cannot_be_loaded_is_given_up(nursery) -> None:
     child = nursery.child("import sys; sys.exit(14)")
-    await asyncio.wait_for(child.run(), 20)
+    await asyncio.wait_for(child.run(), 60)
     assert child.state is ChildState.FAILED
     assert child.restarts == 2
 
@@ -85,7 +85,7 @@ async def test_tries_are_used_up_by_faults_of_its_own_alone(nursery) -> None:
     """Three starts while Redis is away are none."""
     ends = "import os, sys; sys.exit(3 if int(os.environ['MARK']) < 4 else 1)"
     child = nursery.child(ends, tries=2)
-    await asyncio.wait_for(child.run(), 20)
+    await asyncio.wait_for(child.run(), 60)
     assert child.state is ChildState.FAILED
     assert child.restarts == 5
 
@@ -98,7 +98,7 @@ async def test_last_words_are_known_where_a_person_has_read_them(tmp_path) -> No
         env=dict,
         tries=1,
     )
-    await asyncio.wait_for(Child(spec, output, lambda _: None).run(), 10)
+    await asyncio.wait_for(Child(spec, output, lambda _: None).run(), 60)
     assert output.tail("child") == []
     assert output.last_words("child") == ["error: no"]
 
@@ -140,14 +140,14 @@ async def test_stopping_while_a_restart_is_due_starts_nothing(
     child = nursery.child("import sys; sys.exit(1)")
     task = asyncio.create_task(child.run())
     await wait_until(lambda: len(nursery.ended) == 1)
-    await asyncio.wait_for(child.stop(task), 5)
+    await asyncio.wait_for(child.stop(task), 20)
     assert child.pid is None
     assert len(nursery.ended) == 1
 
 
 async def test_standard_error_goes_to_a_private_file(nursery) -> None:
     child = nursery.child("import sys; print('why', file=sys.stderr); sys.exit(2)")
-    await asyncio.wait_for(child.run(), 10)
+    await asyncio.wait_for(child.run(), 60)
     assert nursery.output.tail("child") == ["why"]
     assert nursery.output.path("child").stat().st_mode & 0o777 == 0o600
 
@@ -184,7 +184,7 @@ def test_children_end_when_their_parent_is_killed(tmp_path) -> None:
 
 
 def gone(process: psutil.Process) -> bool:
-    _, alive = psutil.wait_procs([process], timeout=5)
+    _, alive = psutil.wait_procs([process], timeout=60)
     return not alive or alive[0].status() == psutil.STATUS_ZOMBIE
 
 

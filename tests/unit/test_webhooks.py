@@ -97,10 +97,10 @@ def test_private_addresses_and_any_port_pass_where_they_are_allowed():
 
 
 def test_no_address_takes_long_to_refuse():
-    begun = time.perf_counter()
+    begun = time.process_time()
     for part in ("a-", "a.", "_", "-", "1.", "[", "@", "%"):
         url_problem(f"https://{part * 1000}!", allow_private=False)
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 @given(st.text(max_size=60))
