@@ -26,7 +26,7 @@ CARD = ModelCard(
 )
 CONFIG = Config(
     scheduler=SchedulerConfig(leader_lease_ms=300),
-    # Longer than whatever holds up this process: a gateway that starts in it, or a load.
+    # Longer than what may hold this process up: a gateway that starts in it, a load.
     worker=WorkerConfig(lease_ms=6000, drain_s=0.2, emit_ms=5),
 )
 
