@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from .errors import ApiError
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +26,15 @@ KEEP_ALIVE_S: Final = 75
 """An idle connection is kept for longer than proxies keep theirs."""
 LOOK_S: Final = float(KEEP_ALIVE_S)
 """Between two looks at a connection: it is closed after twice that at the latest."""
+_NO_HTTP_BODY: Final = ApiError(
+    400,
+    "what came is no request of HTTP/1.1 with a Host and at most 64 KiB of headers",
+    code="invalid_http",
+).body
+_NO_HTTP: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b"
+) % (len(_NO_HTTP_BODY), _NO_HTTP_BODY)
 _BUSY: Final = object()
 _CLOSING: Final = object()
 _log = structlog.get_logger(__name__)
@@ -46,6 +57,13 @@ class BoundedProtocol(_Protocol):  # type: ignore[misc]
         if self._looking is not None:
             self._looking.cancel()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - says too little
+        """Answers what is no HTTP, in the form of every other error."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(_NO_HTTP)
+        self.transport.close()
 
     def _look_later(self, seen: object) -> None:
         loop = asyncio.get_running_loop()

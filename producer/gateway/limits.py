@@ -1,6 +1,7 @@
 """Bounds on what a client may do: bytes of a body, time to send it, open requests."""
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,8 @@ from .errors import RETRY_S, ApiError, respond, retry_after
 from .sse import BOUNDED, ENDED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ...shared.config import GatewayConfig
@@ -21,6 +24,10 @@ _MOST_KEY_BYTES: Final = 4096
 """Of a login, which anyone may send."""
 _SLOWEST_BYTES_S: Final = 16 * 1024
 """A body comes at this rate at least, beyond what any client is given."""
+_FULL: Final = 503
+_LINGER_S: Final = 5.0
+_LINGER_BYTES: Final = 32 * 1024 * 1024
+"""What is still taken of a body that was refused, and for how long."""
 _PLAIN: Final = frozenset({b"", b"identity"})
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Answered however many requests are open: a full gateway is alive."""
@@ -48,7 +55,9 @@ class Limits:
             return await self._app(scope, receive, send)
         refusal = self._refusal(scope)
         if refusal is not None:
-            return await refusal(scope, receive, send)
+            takes_rest = refusal.status_code != _FULL
+            last = _lingering(receive, send, lambda: takes_rest)
+            return await refusal(scope, receive, last)
         counted = scope["path"] not in PROBES
         opened = OpenRequest(self._of_key, self._settings.max_requests_per_key)
         scope[OPEN] = opened
@@ -58,7 +67,8 @@ class Limits:
                 scope, receive, self._most(scope), self._settings.slow_client_s
             )
             bounded = _bounded(scope, send, self._settings.slow_client_s)
-            await self._app(scope, body.receive, bounded)
+            last = _lingering(receive, bounded, lambda: body.is_too_large)
+            await self._app(scope, body.receive, last)
         finally:
             self._open -= counted
             opened.close()
@@ -73,7 +83,7 @@ class Limits:
         is_full = self._open >= self._settings.max_requests
         if is_full and scope["path"] not in PROBES:
             error = ApiError(
-                503,
+                _FULL,
                 f"{self._open} requests are open (gateway.max_requests); try again",
                 code="too_many_requests",
                 headers=retry_after(RETRY_S),
@@ -169,6 +179,7 @@ class _Body:
         self._size = 0
         self._waited_s = 0.0
         self._whole = False
+        self.is_too_large = False
 
     async def receive(self) -> "Message":
         if self._whole:
@@ -192,9 +203,44 @@ class _Body:
             self._scope[ENDED] = "client_left"
         self._size += len(message.get("body", b""))
         if self._most is not None and self._size > self._most:
+            self.is_too_large = True
             raise too_large(self._most)
         self._whole = not message.get("more_body", False)
         return message
+
+
+def _lingering(
+    receive: "Receive", send: "Send", takes_rest: "Callable[[], bool]"
+) -> "Send":
+    """Lets the sender of a body that is refused read why, before it is cut off.
+
+    A connection that is closed with bytes unread is reset, and with it goes the answer
+    that its client had not read yet. So the answer is sent, then the rest is dropped,
+    and then it ends.
+    """
+
+    async def last(message: "Message") -> None:
+        is_end = message["type"] == "http.response.body" and not message.get(
+            "more_body", False
+        )
+        if not (is_end and takes_rest()):
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        await _drop_rest(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return last
+
+
+async def _drop_rest(receive: "Receive") -> None:
+    left, goes_on = _LINGER_BYTES, True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while goes_on and left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                goes_on = bool(message.get("more_body", False))
 
 
 def _bounded(scope: "Scope", send: "Send", slow_s: float) -> "Send":

@@ -89,6 +89,7 @@ async def test_a_body_that_is_too_large_is_refused_by_its_length(
         f"Transfer-Encoding: chunked\r\n\r\n{4 * 2**20:x}\r\n",
         f"Content-Encoding: gzip\r\nContent-Length: {4 * 2**20}\r\n\r\n",
     ],
+    ids=["length", "chunked", "encoded"],
 )
 async def test_who_sends_all_of_it_all_the_same_reads_why_it_was_refused(
     gateway: Served, head: str
