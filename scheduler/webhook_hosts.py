@@ -28,6 +28,10 @@ MOST_KNOWN: Final = 10_000
 MOST_BEGUN: Final = 32
 """Deliveries to one host begun at a look, four times a second: by the next it is known
 whether the host hangs."""
+SHARED: Final = 0.75
+"""Part of the places that a host may have more than one of."""
+CROWDED_S: Final = 1.0
+"""What finds no other is due again after this long: meanwhile it hides nothing."""
 
 
 class Hosts:
@@ -86,6 +90,8 @@ class TurnsWorker(QuietWorker):
         waits: dict[str, float] = {}
         for name, host in zip(names, hosts, strict=True):
             wait_s = self.turns.wait_s(host)
+            if wait_s is None and self._is_crowded_by(host, begun):
+                wait_s = CROWDED_S
             if wait_s is not None:
                 waits[name] = wait_s
             elif begun[host] < MOST_BEGUN:
@@ -93,6 +99,15 @@ class TurnsWorker(QuietWorker):
                 ready.append(name.encode())
         await self._put_off(waits)
         await super().start_jobs(ready)
+
+    def _is_crowded_by(self, host: str, begun: Counter[str]) -> bool:
+        """Whether there are few places left, and a host has one already.
+
+        The last places are for hosts that have none: a few that hang fill the others.
+        """
+        taken = self.job_counter + begun.total()
+        has_any = bool(begun[host]) or self.turns.has_any(host)
+        return has_any and taken >= self.max_jobs * SHARED
 
     async def _put_off(self, waits: dict[str, float]) -> None:
         """Makes deliveries due later, but for those that another janitor makes now."""

@@ -21,7 +21,8 @@ from .webhooks import TASK, Webhooks
 
 POLL_S: Final = 0.25
 """Deliveries that run or are due are looked at this often."""
-MOST_AT_ONCE: Final = 48
+MOST_AT_ONCE: Final = 96
+"""Attempts of one janitor; below the most connections of `webhook_transport`."""
 MARGIN_S: Final = 5.0
 """Of a task, beside the attempt itself: what it reads and writes in Redis."""
 BLOCK_MS: Final = 2000

@@ -18,7 +18,7 @@ import msgspec
 
 from ..shared.webhook_target import Address, is_public, parse_address
 
-MOST_CONNECTIONS: Final = 64
+MOST_CONNECTIONS: Final = 128
 MOST_ADDRESSES: Final = 3
 """Of one name, tried in turn."""
 _LOOKUPS: Final = 32

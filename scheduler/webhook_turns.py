@@ -50,6 +50,11 @@ class Turns:
     def __init__(self) -> None:
         self._targets: dict[str, _Target] = {}
 
+    def has_any(self, target: str) -> bool:
+        """Whether an attempt goes to this host now."""
+        one = self._targets.get(target)
+        return one is not None and bool(one.begun)
+
     def wait_s(self, target: str) -> float | None:
         """Returns the seconds until a host may have a place; None when it has one."""
         one = self._targets.get(target)

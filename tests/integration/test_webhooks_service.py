@@ -200,6 +200,22 @@ async def test_hundreds_for_a_host_that_hangs_are_put_off_and_not_begun(
             await wait_until(all_put_off, what="those without a place wait")
 
 
+async def test_the_last_places_are_for_hosts_that_have_none(
+    client, newest_redis, monkeypatch
+):
+    monkeypatch.setattr(webhook_service, "MOST_AT_ONCE", 4)
+    async with receiving(None) as hung, receiving() as good:
+        for number in range(20):
+            event = {"id": f"hung{number}", "type": "t"}
+            await announce(client, hung.url(), event)
+        async with serving(newest_redis.url):
+            await came(hung, 3)
+            for number in range(3):
+                await announce(client, good.url(), {"id": f"g{number}", "type": "t"})
+            await came(good, 3)
+            assert len(hung.requests) == 3
+
+
 async def test_what_was_put_off_is_delivered_in_its_turn(
     client, newest_redis, monkeypatch
 ):
