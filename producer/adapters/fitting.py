@@ -87,9 +87,11 @@ async def ask_about_all(
     """
     registry = AdapterRegistry(session.redis, model)
     cards = await session.patiently(registry.cards)
-    weights = await _weights_of(session, model, version) if cards else set()
+    live = await _live(session, model) if cards else {}
+    weights = live.get(version, set())
     unsure = [card for card in cards if not all(_fits(card, one) for one in weights)]
     turns = asyncio.Semaphore(_AT_ONCE)
+    rival = await _rival(session, model, version, live) if unsure else None
     limit_s = ALL_S if limit_s is None else limit_s
     deadline = asyncio.get_running_loop().time() + limit_s
 
@@ -97,7 +99,7 @@ async def ask_about_all(
         async with turns:
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await _ask(session, card, version, weights)
+                    return await _ask(session, card, version, weights, rival)
             except (TimeoutError, ResultTimeout):
                 return _Answer(card, answered=False)
 
@@ -149,7 +151,11 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def _ask(
-    session: "Session", card: AdapterCard, version: str, weights: set[str]
+    session: "Session",
+    card: AdapterCard,
+    version: str,
+    weights: set[str],
+    rival: str | None,
 ) -> _Answer:
     try:
         verdict = await verdict_of(session, card.model, card.path, version=version)
@@ -159,18 +165,27 @@ async def _ask(
             # Other files by now say nothing of what was registered.
             same = verdict.digest == card.digest
             return _Answer(card, {base: ""} if same and base else {})
-        serving = await verdict_of(session, card.model, card.path)
+        said = {base: verdict.problem} if base else {}
+        if rival is None:
+            return _Answer(card, said)  # nobody serves it who could lose it
+        serving = await verdict_of(session, card.model, card.path, version=rival)
     except ModelUnavailable:
         return _Answer(card)
     if serving.problem is not None:
         return _Answer(card)  # its files are gone, say
-    said = {base: verdict.problem} if base else {}
     return _Answer(card, said, verdict.problem, is_lost=True)
 
 
-async def _weights_of(session: "Session", model: str, version: str) -> set[str]:
-    live = await _live(session, model)
-    return live.get(version, set())
+async def _rival(
+    session: "Session", model: str, version: str, live: Mapping[str, set[str]]
+) -> str | None:
+    """The live version besides this one that gets most of the jobs, or got them before
+    the last switch: what that serves, this one could lose.
+    """
+    route, _ = await session.patiently(Versions(session.redis, model).read)
+    shares = {**route.previous, **route.shares} or dict.fromkeys(live, 0.0)
+    others = [name for name in sorted(shares) if name != version and live.get(name)]
+    return max(others, key=lambda name: shares[name], default=None)
 
 
 async def _live(session: "Session", model: str) -> dict[str, set[str]]:

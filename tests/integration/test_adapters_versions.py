@@ -76,12 +76,8 @@ async def test_a_forced_switch_names_what_it_leaves_without_service(
     ):
         await mill.add_adapter("tone", path, model=MODEL)
         assert "tone" not in await command(mill, "lora", "list")
-        # What others serve is asked of those that get most of the jobs.
-        told = await command(
-            mill, "models", "switch", MODEL, "v2", "--percent", "40", "--force"
-        )
+        told = await command(mill, "models", "switch", MODEL, "v2", "--force")
         assert "v2 of echo cannot serve 1 of the model's adapters: tone (" in told
-        await mill.switch_version(MODEL, "v2", force=True)
         infos = {one.version: one for one in await mill.model_versions(MODEL)}
         assert infos["v1"].unserved_adapters == ()
         assert infos["v2"].unserved_adapters == ("tone",)
