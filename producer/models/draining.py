@@ -36,8 +36,9 @@ class Draining:
         self._model = model
         self._shards = [Keys(model, number) for number in range(partitions)]
         self._life = VersionLife(self._client, model, partitions)
-        self._counted_at = -COUNT_EVERY_S
-        self._held = ""
+        self._counted_at = float("-inf")
+        self._counted_groups = 0
+        self._words = ""
         """What keeps the version, as of the last count."""
 
     async def run(
@@ -63,7 +64,7 @@ class Draining:
                 break
             if not info.groups:
                 await self.stop_without_workers(version, info.weights_version)
-            now = await self._words(info)
+            now = await self._what_it_waits_for(info)
             if now != said:
                 tell(now)
                 said = now
@@ -93,15 +94,18 @@ class Draining:
             lambda: versions.set_state(version, "stopped", only_from=("draining",))
         )
 
-    async def _words(self, info: VersionInfo) -> str:
+    async def _what_it_waits_for(self, info: VersionInfo) -> str:
+        """Counts anew now and then, and when a worker has left: people read it."""
         now = time.monotonic()
-        if now - self._counted_at >= COUNT_EVERY_S:
-            self._held = await self._patiently(lambda: self._what_keeps(info))
-            self._counted_at = now
-        return (
-            f"{info.version} drains: {info.groups} workers, {info.running} running"
-            f"{self._held}"
-        )
+        is_old = now - self._counted_at >= COUNT_EVERY_S
+        if is_old or info.groups != self._counted_groups:
+            held = await self._patiently(lambda: self._what_keeps(info))
+            self._words = (
+                f"{info.version} drains: {info.groups} workers, {info.running} running"
+                f"{held}"
+            )
+            self._counted_at, self._counted_groups = now, info.groups
+        return self._words
 
     async def _what_keeps(self, info: VersionInfo) -> str:
         """Jobs that keep a version from its end, besides those that run by chance."""
