@@ -6,9 +6,10 @@ For each level, on a server of its own: jobs of some tenants are enqueued until 
 many wait; then, with the worker stopped, the scheduler's processor time and memory;
 then, with one worker (echo, which answers at once) and a producer that keeps the level,
 jobs dispatched per second, the scheduler's processor time per job, and the times of its
-step, its plan and its reading, taken inside the process. At the largest level the
-scheduler is killed while a standby waits: time until the standby leads, and until it
-dispatches. The last line is one JSON object.
+step, its plan and its reading, taken inside the process; then the same once more after
+a further version has been registered, so that the model has a route. At the largest
+level the scheduler is killed while a standby waits: time until the standby leads, and
+until it dispatches. The last line is one JSON object.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from queue_pool import (
     wait_until,
     worker,
 )
+from scale_routes import cost, register
 from scale_verdict import changed
 
 SHARD = "tm:{echo:0}:"
@@ -252,9 +254,21 @@ def measure(
             **idle(made, options.seconds),
             **busy(made, level, options),
         }
+        # What a group has taken is counted only while it is known to live.
+        wait_until(lambda: not made.groups(), "the end of the worker")
+        register(made.url)
+        routed = busy(made, level, options)
+        figures |= {"routed": routed, "routed_ratios": cost(figures, routed)}
         if last:
             figures["takeover"] = takeover(made)
         return figures
+
+
+def parts_of(figures: dict[str, object]) -> dict[str, dict[str, object]]:
+    """Figures by the end of their title: of the level itself, and of what is in it."""
+    parts = {f", {k}": v for k, v in figures.items() if isinstance(v, dict)}
+    own = {k: v for k, v in figures.items() if not isinstance(v, dict)}
+    return {"": own, **parts}
 
 
 def main() -> int:
@@ -266,7 +280,8 @@ def main() -> int:
     for level in waiting:
         found = measure(level, options, last=level == waiting[-1])
         levels[str(level)] = found
-        show(f"{level:,} waiting", found)
+        for title, part in parts_of(found).items():
+            show(f"{level:,} waiting{title}", part)
     ratios, problems = changed(levels)
     took = cast("dict[str, float]", levels[str(waiting[-1])]["takeover"])
     if took["leads_after_s"] > TAKEOVER_S:

@@ -19,7 +19,6 @@ from typing import ParamSpec, TypeVar
 from tokenmill.scheduler import dispatching
 from tokenmill.scheduler.dispatching import Dispatcher
 from tokenmill.scheduler.loop import serve
-from tokenmill.scheduler.policy import plan
 from tokenmill.scheduler.reading import LaneReader
 from tokenmill.shared.config_load import load_config
 from tokenmill.shared.logging import configure
@@ -65,12 +64,18 @@ def write(file: Path) -> None:
         spans.clear()
 
 
+def put_stopwatches() -> None:
+    """Times the parts of every scheduler that this process makes from now on."""
+    names = vars(dispatching)
+    names["plan_parts"] = timed_plan(names["plan_parts"])
+    for kind, name in ((Dispatcher, "step"), (LaneReader, "read")):
+        setattr(kind, name, timed(name, getattr(kind, name)))
+
+
 def main() -> int:
     """Runs the scheduler until SIGTERM."""
     url, file = sys.argv[1], Path(sys.argv[2])
-    vars(dispatching)["plan"] = timed_plan(plan)
-    for kind, name in ((Dispatcher, "step"), (LaneReader, "read")):
-        setattr(kind, name, timed(name, getattr(kind, name)))
+    put_stopwatches()
     signal.signal(signal.SIGUSR1, lambda *_: write(file))
     config = load_config().config
     configure(config.log, "scheduler")
