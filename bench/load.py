@@ -19,6 +19,7 @@ end of the report.
 import argparse
 import asyncio
 import contextlib
+import random
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,11 +28,13 @@ from pathlib import Path
 from harness import finish, machine, quiet_logs, show
 from load_drive import drive
 from load_measure import WORDS_PER_MINUTE, Objective, figures
-from load_plan import WORKLOAD, Step, read_workload, shuffled, steps
+from load_plan import WORKLOAD, Step, distinct, read_workload, shuffled, steps
 from load_pool import Peak, Target, own_pool
 from load_report import Row, write_report
 from load_sides import ClientSide, GatewaySide, Side
 
+WARM = Step("closed", 4)
+"""Load before the first step: the engine learns what its steps take."""
 LATE_MS = 50.0
 """When P99 of sending is later than this the generator itself was too slow."""
 
@@ -57,6 +60,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--users", type=_numbers, default="1,4,16", help="closed loop, at once")
     add("--batch-sizes", type=_numbers, default="16", help="worker.max_running")
     add("--duration", type=float, default=20.0, help="seconds of each step")
+    add("--warm-up", type=float, default=5.0, help="seconds on each side, before")
     add("--workload", type=Path, default=WORKLOAD, help="JSONL: prompt, max_tokens")
     add("--limit-tokens", type=int, help="most output tokens of a request")
     add("--slo-ttft-ms", type=float, default=2000.0)
@@ -107,20 +111,27 @@ async def measure(
     rows: list[Row] = []
     async with contextlib.AsyncExitStack() as stack:
         ways = [await stack.enter_async_context(s) for s in sides(options, target)]
+        # Of this run alone: a pool that was named may have seen the prompts before.
+        label = f"{random.randrange(16**6):06x}"
         for way in ways:  # connections, caches and the engine's first steps
-            await drive(way, Step("closed", 1), shuffled(requests, 0), 0.01, 0)
+            prompts = distinct(shuffled(requests, 0), f"{label}-{way.name}")
+            await drive(way, WARM, prompts, options.warm_up, 0)
         for number, step in enumerate(plan):
             # Who goes first changes, so that a drift of the machine favours neither.
             for way in ways if number % 2 == 0 else ways[::-1]:
                 seed = options.seed + number
                 peak = Peak(target)
                 watching = asyncio.create_task(peak.watch())
-                samples = await drive(
-                    way, step, shuffled(requests, seed), options.duration, seed
+                prompts = distinct(
+                    shuffled(requests, seed), f"{label}-{number}-{way.name}"
                 )
+                samples = await drive(way, step, prompts, options.duration, seed)
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-                found = figures(samples, objective, options.words_per_minute)
+                closed_s = options.duration if step.mode == "closed" else None
+                found = figures(
+                    samples, objective, options.words_per_minute, closed_s=closed_s
+                )
                 show(f"{step.name} through the {way.name}", found)
                 rows.append(
                     Row(
@@ -142,6 +153,11 @@ def problems_of(rows: list[Row]) -> list[str]:
         found, name = row["figures"], f"{row['mode']} {row['level']:g}, {row['side']}"
         if found["failed"]:
             problems.append(f"{name}: {found['failed']:g} requests failed")
+        if not found["qps"]:
+            problems.append(
+                f"{name}: no request ended in the part of the step that counts; make "
+                "--duration longer"
+            )
         if row["mode"] == "open" and found["send_lag_ms_p99"] > LATE_MS:
             late = found["send_lag_ms_p99"]
             problems.append(

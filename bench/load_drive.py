@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from load_measure import Sample
 from load_plan import Request, Step, poisson_times
-from load_sides import Side
+from load_sides import Sender
 
 
 async def drive(
-    side: Side, step: Step, requests: Iterator[Request], duration_s: float, seed: int
+    side: Sender, step: Step, requests: Iterator[Request], duration_s: float, seed: int
 ) -> list[Sample]:
     """Runs one step to the end of its last request.
 
@@ -23,20 +23,26 @@ async def drive(
     """
     if step.mode == "open":
         times = poisson_times(step.level, duration_s, seed)
-        return await _open(side, times, requests)
-    return await _closed(side, int(step.level), requests, duration_s)
+        return await open_loop(side, times, requests)
+    return await closed_loop(side, int(step.level), requests, duration_s)
 
 
-async def _send(side: Side, request: Request, intended: float) -> Sample:
+async def _send(side: Sender, request: Request, intended: float) -> Sample:
     sample = Sample(intended=intended, sent=time.monotonic())
     await side.send(request, sample)
     return sample
 
 
-async def _open(
-    side: Side, times: list[float], requests: Iterator[Request]
+async def open_loop(
+    side: Sender, times: list[float], requests: Iterator[Request]
 ) -> list[Sample]:
-    """Sends at given times, however many answers are still missing."""
+    """Sends at given times, however many answers are still missing.
+
+    Args:
+        side: Where to send.
+        times: Seconds from now, rising.
+        requests: What.
+    """
     begin = time.monotonic()
     running: list[asyncio.Task[Sample]] = []
     for after, request in zip(times, requests, strict=False):
@@ -46,10 +52,17 @@ async def _open(
     return list(await asyncio.gather(*running))
 
 
-async def _closed(
-    side: Side, users: int, requests: Iterator[Request], duration_s: float
+async def closed_loop(
+    side: Sender, users: int, requests: Iterator[Request], duration_s: float
 ) -> list[Sample]:
-    """Some users who each send again when they have their answer."""
+    """Some users who each send again when they have their answer.
+
+    Args:
+        side: Where to send.
+        users: How many.
+        requests: What.
+        duration_s: How long they begin new ones.
+    """
     end = time.monotonic() + duration_s
     samples: list[Sample] = []
 

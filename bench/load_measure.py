@@ -7,6 +7,8 @@ from harness import Figures, percentile
 
 WORDS_PER_MINUTE = 238.0
 """Silent reading of English by adults, the mean over many studies (Brysbaert, 2019)."""
+RAMP = 0.25
+"""Part of a closed loop's time that passes before its rates count."""
 
 
 @dataclass
@@ -23,6 +25,10 @@ class Sample:
     tokens: int = 0
     words: int = 0
     error: str | None = None
+    queued_ms: float | None = None
+    """From enqueue to the start on a worker, where the pool was asked for it."""
+    version: str | None = None
+    """Of the model, that served it; likewise."""
 
     @property
     def ttft_s(self) -> float:
@@ -66,7 +72,7 @@ class Objective:
         )
 
 
-def _spread(name: str, values: Sequence[float], unit: float = 1000.0) -> Figures:
+def spread(name: str, values: Sequence[float], unit: float = 1000.0) -> Figures:
     """Percentiles by name; none of what was never measured: a 0 would be a claim."""
     if not values:
         return {}
@@ -79,6 +85,8 @@ def figures(
     samples: Sequence[Sample],
     objective: Objective,
     words_per_minute: float = WORDS_PER_MINUTE,
+    *,
+    closed_s: float | None = None,
 ) -> Figures:
     """Returns the figures of a step; those that it could not measure are left out.
 
@@ -86,6 +94,9 @@ def figures(
         samples: Every request of it, failed ones too.
         objective: For goodput.
         words_per_minute: For the real-time factor.
+        closed_s: How long the users of a closed loop sent. Rates then count what ended
+            in its last three quarters: before, nobody has an answer yet, and later
+            fewer and fewer ask. None: an open loop, counted to its last answer.
     """
     done = [sample for sample in samples if sample.error is None and sample.pieces]
     if not done:
@@ -93,6 +104,10 @@ def figures(
         raise SystemExit(f"no request of this step succeeded: {errors}")
     begin = min(sample.intended for sample in samples)
     seconds = max(sample.end for sample in samples) - begin
+    since, until = begin, begin + seconds
+    if closed_s is not None:
+        since, until = begin + closed_s * RAMP, begin + closed_s
+    rated = [sample for sample in done if since <= sample.end <= until]
     good = [sample for sample in done if objective.is_met(sample)]
     paces = [pace for s in done if (pace := s.per_token_s) is not None]
     gaps = [b - a for s in done for a, b in zip(s.pieces, s.pieces[1:], strict=False)]
@@ -100,14 +115,16 @@ def figures(
         "requests": len(samples),
         "failed": len(samples) - len(done),
         "seconds": round(seconds, 2),
-        "qps": round(len(done) / seconds, 3),
-        "output_tokens_per_s": round(sum(s.tokens for s in done) / seconds, 1),
-        "goodput_qps": round(len(good) / seconds, 3),
+        "qps": round(len(rated) / (until - since), 3),
+        "output_tokens_per_s": round(sum(s.tokens for s in rated) / (until - since), 1),
+        "goodput_qps": round(
+            sum(objective.is_met(s) for s in rated) / (until - since), 3
+        ),
         "good_percent": round(100 * len(good) / len(samples), 1),
-        **_spread("ttft_ms", [s.ttft_s for s in done]),
-        **_spread("per_token_ms", paces),
-        **_spread("gap_ms", gaps),
-        **_spread("total_ms", [s.total_s for s in done]),
-        **_spread("rtf", [s.real_time_factor(words_per_minute) for s in done], 1.0),
-        **_spread("send_lag_ms", [max(0.0, s.sent - s.intended) for s in done]),
+        **spread("ttft_ms", [s.ttft_s for s in done]),
+        **spread("per_token_ms", paces),
+        **spread("gap_ms", gaps),
+        **spread("total_ms", [s.total_s for s in done]),
+        **spread("rtf", [s.real_time_factor(words_per_minute) for s in done], 1.0),
+        **spread("send_lag_ms", [max(0.0, s.sent - s.intended) for s in done]),
     }

@@ -3,8 +3,8 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -38,16 +38,21 @@ class Step:
         )
 
 
-def read_workload(path: Path, limit_tokens: int | None = None) -> list[Request]:
+def read_workload(
+    path: Path, limit_tokens: int | None = None, limit_prompt: int | None = None
+) -> list[Request]:
     """Returns the requests of a JSONL file with `prompt` and `max_tokens`.
 
     Args:
         path: The file.
         limit_tokens: Most output tokens of each, so that a short test stays short.
+        limit_prompt: Requests that say `prompt_tokens` and have more are left out.
     """
     requests: list[Request] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
+        if limit_prompt is not None and row.get("prompt_tokens", 0) > limit_prompt:
+            continue
         most = int(row.get("max_tokens", 32))
         requests.append(Request(row["prompt"], min(most, limit_tokens or most)))
     if not requests:
@@ -55,7 +60,7 @@ def read_workload(path: Path, limit_tokens: int | None = None) -> list[Request]:
     return requests
 
 
-def shuffled(requests: Sequence[Request], seed: int) -> Iterator[Request]:
+def shuffled(requests: Sequence[Request], seed: int | str) -> Iterator[Request]:
     """Yields requests without end, in an order that depends on the seed alone."""
     order = list(requests)
     random.Random(seed).shuffle(order)
@@ -80,6 +85,35 @@ def poisson_times(rate: float, duration_s: float, seed: int) -> list[float]:
         times.append(at)
         at += draw.expovariate(rate)
     return times
+
+
+def arrivals(count: int, duration_s: float, seed: int | str) -> list[float]:
+    """Returns the moments of a Poisson process of which is known how many there are.
+
+    Given their number they are independent and anywhere alike. So gaps are as uneven
+    as those of `poisson_times`, and each run offers exactly the load that was wanted.
+
+    Args:
+        count: How many.
+        duration_s: From 0 up to this.
+        seed: Of the moments.
+    """
+    draw = random.Random(seed)
+    return sorted(draw.uniform(0.0, duration_s) for _ in range(count))
+
+
+def distinct(requests: Iterable[Request], label: str) -> Iterator[Request]:
+    """Yields requests that each begin with words of their own.
+
+    A workload that goes round would otherwise be found in the prefix cache from its
+    second round on, and whoever is measured later would have less to do.
+
+    Args:
+        requests: Any.
+        label: Of this use of them.
+    """
+    for number, request in enumerate(requests):
+        yield replace(request, prompt=f"({label}-{number}) {request.prompt}")
 
 
 def steps(rates: Sequence[float], users: Sequence[int]) -> list[Step]:

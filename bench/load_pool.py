@@ -101,22 +101,25 @@ def own_pool(
     ready.unlink(missing_ok=True)
     up = (*MILL, "up", "--model", model, "--engine", engine, "--ready-file", str(ready))
     with contextlib.ExitStack() as stack, log.open("wb") as sink:
-        pool = stack.enter_context(_process(up, env, sink))
-        _wait(ready.exists, pool, log)
+        pool = stack.enter_context(running_process(up, env, sink))
+        wait_ready(ready.exists, pool, log)
         connection = read_connection(directory)
         assert connection is not None, "the pool says that it is ready and is not there"
         gateway = stack.enter_context(
-            _process((*MILL, "gateway"), {**env, "TOKENMILL_URL": connection.url}, sink)
+            running_process(
+                (*MILL, "gateway"), {**env, "TOKENMILL_URL": connection.url}, sink
+            )
         )
         base = f"http://127.0.0.1:{port}"
-        _wait(lambda: _answers(f"{base}/readyz"), gateway, log)
+        wait_ready(lambda: _answers(f"{base}/readyz"), gateway, log)
         yield Target(model, connection.url, base, roots=[pool.pid, gateway.pid])
 
 
 @contextlib.contextmanager
-def _process(
+def running_process(
     command: tuple[str, ...], env: dict[str, str], sink: object
 ) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process for the length of a block; what it prints goes to `sink`."""
     process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink)  # type: ignore[call-overload]
     try:
         yield process
@@ -129,9 +132,15 @@ def _process(
             process.wait()
 
 
-def _wait(condition: object, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_ready(
+    condition: object,
+    process: "subprocess.Popen[bytes]",
+    log: Path,
+    ready_s: float = READY_S,
+) -> None:
+    """Returns once a condition holds; ends the run with the log when it cannot."""
     assert callable(condition)
-    end = time.monotonic() + READY_S
+    end = time.monotonic() + ready_s
     while not condition():
         if process.poll() is not None or time.monotonic() > end:
             tail = log.read_text(errors="replace")[-2000:]

@@ -75,8 +75,10 @@ _READING = (
     "first text; `per_token_ms`: mean time of an output token after it; `gap_ms`:",
     "between two deliveries to the user; `total_ms`: to the end. `rtf`: time to answer",
     "over the time to read the answer; below 1 nobody waits longer than they read.",
-    "Goodput counts the requests that met the objective above. `-` was not measured:",
-    "the times after the first text need answers that come in more than one piece.",
+    "Goodput counts the requests that met the objective above. Rates of a closed loop",
+    "are of the last three quarters of its time, while all users ask. Each prompt",
+    "begins with words of its own, so that no prefix cache has it. `-` was not",
+    "measured: times after the first text need answers in more than one piece.",
 )
 
 

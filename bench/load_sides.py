@@ -15,13 +15,17 @@ _SLOW_S = 600.0
 """A request may be this long on its way before it counts as failed."""
 
 
-class Side(Protocol):
+class Sender(Protocol):
     """A way to send one request and follow its output."""
 
     name: str
 
     async def send(self, request: Request, sample: Sample) -> None:
         """Sends a request and notes in `sample` what came back when."""
+
+
+class Side(Sender, Protocol):
+    """One that opens and closes its own connections."""
 
     async def __aenter__(self) -> Self: ...
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import BUSY_LOAD, RESULTS
+from report_models import MODEL_SECTIONS
 from report_plots import plot_mixed, plot_rates
 from report_queue import QUEUE_SECTIONS
 
@@ -223,11 +224,12 @@ def page(results: Mapping[str, Result]) -> str:
     """Returns the whole page: known sections in order, then the others."""
     parts = [INTRODUCTION]
     parts += [make(results[name]) for name, make in SECTIONS.items() if name in results]
-    for name, (title, make_queue) in QUEUE_SECTIONS.items():
+    more = {**QUEUE_SECTIONS, **MODEL_SECTIONS}
+    for name, (title, make_more) in more.items():
         if name in results:
-            text = make_queue(results[name], table)
+            text = make_more(results[name], table)
             parts.append("\n".join((f"## {title}\n", conditions(results[name]), text)))
-    known = {*SECTIONS, *QUEUE_SECTIONS}
+    known = {*SECTIONS, *more}
     parts += [
         plain(name, result) for name, result in results.items() if name not in known
     ]

@@ -5,6 +5,7 @@ from typing import Any
 
 Result = dict[str, Any]
 Table = Callable[[Sequence[str], Iterable[Sequence[object]]], str]
+Section = tuple[str, Callable[[Result, Table], str]]
 CHANGES = {
     "dispatched_per_s": "jobs dispatched/s",
     "scheduler_us_per_job": "scheduler, µs of processor a job",
@@ -98,13 +99,19 @@ def subscribers(result: Result, table: Table) -> str:
 def scale(result: Result, table: Table) -> str:
     """The scheduler with few jobs waiting and with many."""
     levels = result["levels"]
+    columns = {f"{int(level):,} waiting": found for level, found in levels.items()}
+    columns |= {
+        f"{int(level):,}, with a route": found["routed"]
+        for level, found in levels.items()
+        if "routed" in found
+    }
     rows = [
-        (title, *(level.get(name) for level in levels.values()))
+        (title, *(found.get(name) for found in columns.values()))
         for name, title in CHANGES.items()
     ]
     largest = list(levels.values())[-1]
     took = largest["takeover"]
-    header = ("", *(f"{int(level):,} waiting" for level in levels))
+    header = ("", *columns)
     text = (
         "One worker that answers at once, one producer that keeps the level. With "
         f"{took['waiting']:,} jobs waiting a standby led "
@@ -131,7 +138,7 @@ def soak(result: Result, table: Table) -> str:
     return "\n".join((text, table(header, rows)))
 
 
-QUEUE_SECTIONS = {
+QUEUE_SECTIONS: dict[str, Section] = {
     "queue": ("Queue", queue),
     "subscribers": ("Subscribers", subscribers),
     "scale": ("A million waiting jobs", scale),

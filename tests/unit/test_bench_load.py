@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.bench_modules import bench_module
+from support.waiting import Delay, nap
 
 load_plan = bench_module("load_plan")
 load_drive = bench_module("load_drive")
@@ -39,7 +40,7 @@ class Slow:
         self.now += 1
         self.most = max(self.most, self.now)
         async with self._one:
-            await asyncio.sleep(self._seconds)
+            await nap(self._seconds)
         sample.pieces = [time.monotonic()]
         sample.tokens, sample.words = 1, 2
         sample.end = time.monotonic()
@@ -76,19 +77,21 @@ def test_arrivals_are_a_poisson_process_of_the_rate_and_repeatable():
 
 async def test_an_open_loop_does_not_wait_and_counts_the_waits_of_a_slow_server():
     side = Slow(0.03)
-    samples = await load_drive.drive(side, Step("open", 200), endless(), 0.1, seed=1)
+    step = Step("open", 200)
+    async with Delay() as delay:
+        samples = await load_drive.drive(side, step, endless(), 0.1, seed=1)
     assert len(samples) > 5
     assert side.most > 3  # sent although earlier ones were not answered
     totals = sorted(s.total_s for s in samples)
     # The last stood in line behind all others: it has waited about as long as they
     # took, which a generator that waits for answers would never have seen.
     assert totals[-1] > 0.03 * len(samples) * 0.5
-    assert max(s.sent - s.intended for s in samples) < 0.1
+    assert max(s.sent - s.intended for s in samples) < 0.1 + delay.allowance_s
 
 
 async def test_a_closed_loop_has_so_many_users_and_no_more():
     side = Slow(0.005)
-    samples = await load_drive.drive(side, Step("closed", 3), endless(), 0.1, seed=1)
+    samples = await load_drive.drive(side, Step("closed", 3), endless(), 0.3, seed=1)
     assert side.most == 3
     assert len(samples) > 6
 
@@ -112,6 +115,21 @@ def test_figures_of_known_samples():
     assert found["qps"] == pytest.approx(3 / seconds, abs=0.001)
     assert found["goodput_qps"] == pytest.approx(2 / seconds, abs=0.001)
     assert found["send_lag_ms_p99"] == pytest.approx(2, abs=0.1)
+
+
+def test_rates_of_a_closed_loop_leave_its_beginning_and_its_end_out():
+    # Of 8 s the first 2 and what ends later do not count.
+    samples = [sample(ttft=end - 0.1, at=0.0) for end in (1.0, 3.0, 7.5, 20.0)]
+    goal = load_measure.Objective(5000, 50)
+    found = load_measure.figures(samples, goal, closed_s=8.0)
+    assert found["qps"] == pytest.approx(2 / 6, abs=0.001)
+    assert found["goodput_qps"] == pytest.approx(1 / 6, abs=0.001)
+    assert found["output_tokens_per_s"] == pytest.approx(22 / 6, abs=0.1)
+    assert found["requests"] == 4
+    assert found["ttft_ms_p99"] == pytest.approx(19_900, abs=1)
+    none = load_measure.figures(samples[:1], goal, closed_s=8.0)
+    row = {"side": "client", "mode": "closed", "level": 1.0, "figures": none}
+    assert "no request ended in the part" in load.problems_of([row])[0]
 
 
 def test_the_real_time_factor_is_time_to_answer_over_time_to_read():
@@ -182,6 +200,23 @@ async def test_both_ways_in_have_their_first_text_at_the_same_token():
         load_sides._note(f'data: {{"choices": [{{"text": "{text}"}}]}}', gateway)
     assert len(client.pieces) == len(gateway.pieces) == 2
     assert (client.tokens, client.words) == (5, 2)
+
+
+def test_arrivals_of_a_known_number_have_exponential_gaps():
+    times = load_plan.arrivals(10_000, 200.0, seed="3-m")
+    assert times == load_plan.arrivals(10_000, 200.0, seed="3-m")
+    assert times == sorted(times)
+    assert 0 <= times[0] < times[-1] < 200
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.1)
+
+
+def test_no_two_requests_of_a_run_begin_alike():
+    first = itertools.islice(load_plan.distinct(endless(), "a"), 4)
+    second = itertools.islice(load_plan.distinct(endless(), "b"), 4)
+    prompts = [one.prompt for one in (*first, *second)]
+    assert len({prompt.split()[0] for prompt in prompts}) == 8
+    assert prompts[0] == "(a-0) a b"
 
 
 def test_steps_go_from_light_to_heavy_and_the_workload_is_read():

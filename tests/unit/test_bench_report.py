@@ -78,6 +78,67 @@ def test_results_without_a_section_become_tables():
     assert "| nf4 | - | int4 |" in page
 
 
+STEP = {
+    "requests": 150,
+    "load": 0.593,
+    "queue_ms_p50": 8.0,
+    **{f"{what}_ms_p99": 41.5 for what in ("queue", "ttft", "total")},
+    **{f"total_ms_{part}": 300.0 for part in ("p50", "p95")},
+}
+LIMITS = {"limit_prompt": 256, "limit_tokens": 16, "load": 0.6, "rounds": 3}
+TWO_MODELS = {
+    **LIMITS,
+    "model": "small",
+    "share": 0.5,
+    "full": {"together, full model-1": {"qps": 2.5, "output_tokens_per_s": 40.0}},
+    "steps": {"alone model-1": STEP},
+    "added_ms": {f"{what}_ms_p99": 3.0 for what in ("queue", "ttft", "total")},
+    "target_ms": 50.0,
+    "verdict": "met",
+    "throughput": {"together_over_alone": 0.9, "together_over_whole_host": 1.02},
+}
+SWITCHES = {
+    **LIMITS,
+    "model": "small",
+    "every": 3.0,
+    "jobs": 450,
+    "switches": 21,
+    "steps": {"switching": STEP},
+    "served_by": {"one version": {"v1": 150}, "switching": {"v1": 70, "v2": 80}},
+    "ratios": {"p99": 1.12, "p99_to_both": 1.01},
+    "target_ratio": 1.5,
+    "verdict": "met",
+    "problems": [],
+}
+
+
+def test_models_and_versions_have_sections_that_say_the_verdict():
+    page = report.page({"mixed_models": TWO_MODELS, "switches": SWITCHES})
+    row = "150 | 0.59 | 8.00 | 41.5 | 41.5 | 300 | 300 | 41.5 |"
+    assert f"| alone model-1 | {row}" in page
+    assert "A neighbour adds 3 ms to P99 of the wait in the queue" in page
+    assert "(target: at most 50; met)" in page
+    assert "| together, full model-1 | 2.50 | 40.0 |" in page
+    assert "is 1.12 times that on one version (target: at most 1.5; met)" in page
+    assert "Of 450 jobs each succeeded once." in page
+    assert "| one version | 150 | 0 |" in page
+    hurt = SWITCHES | {"problems": ["a job failed: lost", "P99 is late"]}
+    assert "Of 450 jobs 1 problems: a job failed: lost." in report.page(
+        {"switches": hurt}
+    )
+
+
+def test_levels_with_a_route_stand_beside_those_without():
+    level = {"dispatched_per_s": 2190}
+    took = {"waiting": 9, "leads_after_s": 2.0, "dispatches_after_s": 2.1}
+    plain = {"levels": {"1000": level | {"takeover": took}}}
+    assert "|  | 1,000 waiting |\n" in report.page({"scale": plain})
+    routed = {"routed": {"dispatched_per_s": 2100}, "takeover": took}
+    page = report.page({"scale": {"levels": {"1000": level | routed}}})
+    assert "|  | 1,000 waiting | 1,000, with a route |" in page
+    assert "| jobs dispatched/s | 2,190 | 2,100 |" in page
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

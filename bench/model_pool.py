@@ -1,0 +1,80 @@
+"""A pool that serves some models, for as long as a benchmark takes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from load_pool import MILL, running_process, wait_ready
+
+from tokenmill import Client
+from tokenmill.shared.connection import read_connection
+
+READY_S = 240.0
+"""Two models may load at once, on the same cores."""
+
+
+def checkpoint(model: str, engine: str) -> str:
+    """Returns where a model's files are; converts them first where that is needed.
+
+    Once, here: two workers would convert the same files at the same time.
+
+    Args:
+        model: Built-in name, directory or hub id.
+        engine: `model`, or `echo:<ms a step>`, which reads none.
+    """
+    if engine != "model":
+        return model
+    from tokenmill.workers.engine.model.resolve import resolve_model
+
+    return str(resolve_model(model))
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, models: Sequence[dict[str, object]], engine: str, max_running: int
+) -> Iterator[str]:
+    """A pool that serves these models, until the block ends; its address.
+
+    Args:
+        directory: For its state and logs.
+        models: Tables `[[models]]`.
+        engine: `model`, or `echo:<ms a step>` for a trial of the benchmark itself.
+        max_running: Sequences in a step of each worker.
+    """
+    names = [str(model["name"]) for model in models]
+    env = {
+        **os.environ,
+        "TOKENMILL_POOL_STATE_DIR": str(directory),
+        "TOKENMILL_MODELS": json.dumps(models),
+        "TOKENMILL_LOG_LEVEL": "warning",
+        "TOKENMILL_WORKER_MAX_RUNNING": str(max_running),
+        "TOKENMILL_WORKER_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+    }
+    env.pop("TOKENMILL_URL", None)
+    ready, log = directory / "ready", directory / "up.log"
+    words = ("--no-janitor", "--engine", engine, "--ready-file", str(ready))
+    with (
+        log.open("wb") as sink,
+        running_process((*MILL, "up", *words), env, sink) as pool,
+    ):
+        wait_ready(ready.exists, pool, log, READY_S)
+        connection = read_connection(directory)
+        assert connection is not None, "the pool says that it is ready"
+        asyncio.run(_all_served(connection.url, names))
+        yield connection.url
+
+
+async def _all_served(url: str, names: Sequence[str]) -> None:
+    end = time.monotonic() + READY_S
+    async with Client(url) as mill:
+        while time.monotonic() < end:
+            groups = {info.name: info.num_groups for info in await mill.models()}
+            if all(groups.get(name) for name in names):
+                return
+            await asyncio.sleep(0.1)
+    raise SystemExit(f"no worker serves all of {', '.join(names)}")
