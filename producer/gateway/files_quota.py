@@ -91,6 +91,7 @@ class FilesQuota:
     ) -> tuple[int, str]:
         """Counts, and notes the upload unless another one came in between."""
         key = arriving_key(tenant)
+        stored: dict[str, int] = {}
         for _ in range(_ATTEMPTS):
             async with self._owner.redis.pipeline(transaction=True) as pipeline:
                 await pipeline.watch(key)
@@ -99,8 +100,10 @@ class FilesQuota:
                 notes = await pipeline.zrangebyscore(key, now_ms, "+inf")
                 arriving = dict(_read(note) for note in notes)
                 # Read after the notes: what has arrived since is in both, once by id.
-                for record in await records.all_of(tenant):
-                    arriving[record.id] = record.num_bytes
+                ids = await records.ids_of(tenant)
+                new = await records.readable([one for one in ids if one not in stored])
+                stored |= {record.id: record.num_bytes for record in new}
+                arriving |= {one: stored[one] for one in ids if one in stored}
                 arriving.pop(file_id, None)  # where an answer was lost on the way
                 left = self._left(arriving)
                 note = f"{file_id}:{left if expected is None else min(expected, left)}"

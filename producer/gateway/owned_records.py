@@ -195,18 +195,20 @@ class OwnedRecords(Generic[R]):
         if not names:
             return None
         ids = [name.decode() for name in names]
-        return _readable(await self.get_many(ids))
+        return await self.readable(ids)
 
-    async def all_of(self, tenant: str) -> list[R]:
-        """Returns all of a tenant's records that can be read."""
+    async def ids_of(self, tenant: str) -> list[str]:
+        """Returns the ids of a tenant's records, also of some that have gone."""
         (names,) = await self._session.read(("ZRANGE", self._index_key(tenant), 0, -1))
-        return _readable(await self.get_many([name.decode() for name in names]))
+        return [name.decode() for name in names]
+
+    async def readable(self, ids: Sequence[str]) -> list[R]:
+        """Returns those of some records that are there and can be read."""
+        return _readable(await self.get_many(ids))
 
     async def forget_gone(self, tenant: str) -> None:
         """Takes names out of an index whose records have expired."""
-        index = self._index_key(tenant)
-        (names,) = await self._session.read(("ZRANGE", index, 0, -1))
-        ids = [name.decode() for name in names]
+        index, ids = self._index_key(tenant), await self.ids_of(tenant)
         for start in range(0, len(ids), _PAGE):
             some = ids[start : start + _PAGE]
             exist = await self._session.read(
