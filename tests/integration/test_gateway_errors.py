@@ -23,7 +23,7 @@ BODY = {"model": DEFAULT_MODEL, "prompt": "a b c"}
 
 @pytest.fixture
 async def gateway(newest_redis, group, tmp_path):
-    config = gateway_config(tmp_path, max_body_bytes=2048, slow_client_s=0.3)
+    config = gateway_config(tmp_path, max_body_bytes=2048)
     async with served(config, newest_redis.url) as made:
         yield made
 
@@ -128,17 +128,21 @@ async def test_it_is_refused_before_all_of_it_is_read(
     assert sent < 64 * 1024 * 1024
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(gateway: Served) -> None:
-    port = int(gateway.url.rsplit(":", 1)[1].strip("/"))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        b"Content-Length: 1000\r\n\r\n{"
-    )
-    async with asyncio.timeout(60):
-        head = await reader.readuntil(b"\r\n")
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    newest_redis, group, tmp_path
+) -> None:
+    config = gateway_config(tmp_path, slow_client_s=0.3)
+    async with served(config, newest_redis.url) as gateway:
+        port = int(gateway.url.rsplit(":", 1)[1].strip("/"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Length: 1000\r\n\r\n{"
+        )
+        async with asyncio.timeout(60):
+            head = await reader.readuntil(b"\r\n")
+        writer.close()
     assert b" 408 " in head
-    writer.close()
 
 
 async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(
