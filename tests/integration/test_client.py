@@ -170,7 +170,7 @@ async def test_a_model_without_a_worker_is_said_at_submit(mill, redis_client) ->
         assert (await job.result(60)).text == "hello"
         with pytest.raises(ModelUnavailable, match=f"served now: {DEFAULT_MODEL}"):
             await mill.submit(Prompt("hello", model="other"))
-        await group.scripts.leave(group.name)
+        await group.leave()
         mill._session.view._models.clear()
         with pytest.raises(ModelUnavailable, match="has no live worker"):
             await mill.submit("hello")

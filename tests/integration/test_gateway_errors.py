@@ -189,7 +189,7 @@ async def test_more_requests_than_allowed_are_turned_away(
 async def test_a_model_without_a_worker_is_worth_another_try(
     gateway: Served, group
 ) -> None:
-    await group.scripts.leave(group.name)
+    await group.leave()
     reply = await gateway.http.post(COMPLETIONS, json=BODY)
     error = error_of(reply)
     assert (reply.status_code, error["code"]) == (503, "model_unavailable")

@@ -91,7 +91,7 @@ async def test_jobs_for_later_are_no_stall(gateway: Served, group) -> None:
 
 
 async def test_without_a_worker_it_is_not_ready(gateway: Served, group) -> None:
-    await group.scripts.leave(group.name)
+    await group.leave()
     assert "no worker lives" in (await problems(gateway, "/readyz"))[0]
     assert await problems(gateway) == []
 
@@ -101,7 +101,7 @@ async def test_jobs_that_wait_and_no_worker_lives_are_no_progress(
 ) -> None:
     await group.pause()
     await gateway.owner.client.submit("hello")
-    await group.scripts.leave(group.name)
+    await group.leave()
 
     async def stalled() -> list[str]:
         return await problems(gateway)

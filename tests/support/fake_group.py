@@ -129,9 +129,8 @@ class FakeGroup:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.die()
+        await self.leave()
         await self.scripts.release_scheduler(self.name)
-        await self.scripts.leave(self.name)
 
     async def publish(self) -> None:
         """Publishes what producers look for, and registers the group."""
@@ -158,6 +157,11 @@ class FakeGroup:
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    async def leave(self) -> None:
+        """Stops and is taken off the list, on which its heartbeat would put it."""
+        await self.die()
+        await self.scripts.leave(self.name)
 
     def _info(self) -> GroupInfo:
         return GroupInfo(
