@@ -27,9 +27,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import Figures, finish, machine, quiet_logs, show
-from load_plan import WORKLOAD, Request, read_workload
+from load_plan import Request, read_workload
 from model_load import ModelSide, Window, doubts, figures_of, offered, saturated
-from model_pool import checkpoint, running
+from model_pool import checkpoint, parser_of, running
 
 from tokenmill import Client
 
@@ -43,26 +43,12 @@ TIMES = ("queue_ms", "ttft_ms", "total_ms")
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--model", default="smollm2-135m", help="built-in name, directory or hub id")
-    add("--engine", default="model", help="model, or echo:<ms a step>")
     add("--share", type=float, default=0.5, help="of each; 0: none is set")
     add("--load", type=float, default=0.6, help="part of what each can do beside other")
-    add("--users", type=int, default=16, help="that saturate a model")
-    add("--max-running", type=int, default=8, help="worker.max_running")
     add("--requests", type=int, default=50, help="of each model in a round, at least")
-    add("--rounds", type=int, default=3)
     add("--warm-up", type=float, default=10.0, help="seconds, before anything counts")
-    add("--window", type=float, default=20.0, help="seconds of saturation that count")
-    add("--limit-tokens", type=int, default=16, help="most output tokens of a request")
-    add("--limit-prompt", type=int, default=256, help="longer ones are left out")
-    add("--workload", type=Path, default=WORKLOAD, help="JSONL: prompt, max_tokens")
-    add("--seed", type=int, default=1)
-    add("--report", action="store_true", help="save the figures in bench/results")
     return parser.parse_args(words)
 
 

@@ -1,5 +1,6 @@
 """A pool that serves some models, for as long as a benchmark takes."""
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from load_plan import WORKLOAD
 from load_pool import MILL, running_process, wait_ready
 
 from tokenmill import Client
@@ -15,6 +17,31 @@ from tokenmill.shared.connection import read_connection
 
 READY_S = 240.0
 """Two models may load at once, on the same cores."""
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser of what the benchmarks of such pools have in common.
+
+    Args:
+        doc: Of the script; its first line says what it is.
+    """
+    parser = argparse.ArgumentParser(
+        description=(doc or "").splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2-135m", help="built-in name, directory or hub id")
+    add("--engine", default="model", help="model, or echo:<ms a step>")
+    add("--users", type=int, default=16, help="that saturate a model")
+    add("--max-running", type=int, default=8, help="worker.max_running")
+    add("--rounds", type=int, default=3)
+    add("--window", type=float, default=20.0, help="seconds of saturation that count")
+    add("--limit-tokens", type=int, default=16, help="most output tokens of a request")
+    add("--limit-prompt", type=int, default=256, help="longer ones are left out")
+    add("--workload", type=Path, default=WORKLOAD, help="JSONL: prompt, max_tokens")
+    add("--seed", type=int, default=1)
+    add("--report", action="store_true", help="save the figures in bench/results")
+    return parser
 
 
 def checkpoint(model: str, engine: str) -> str:

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from harness import finish, machine, quiet_logs, show
 from load_drive import closed_loop
-from load_plan import WORKLOAD, distinct, read_workload, shuffled
+from load_plan import distinct, read_workload, shuffled
 from model_load import ModelSide, Window, figures_of, offered, saturated
-from model_pool import checkpoint, running
+from model_pool import checkpoint, parser_of, running
 from switches_check import (
     KINDS,
     TARGET,
@@ -55,26 +55,12 @@ TURNS = (("v2", 100.0), ("v1", 100.0), ("v2", 30.0), ("v2", 100.0), None)
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--model", default="smollm2-135m", help="built-in name, directory or hub id")
-    add("--engine", default="model", help="model, or echo:<ms a step>")
     add("--load", type=float, default=0.5, help="part of what one version can do")
     add("--every", type=float, default=3.0, help="seconds between two switches")
-    add("--users", type=int, default=16, help="that saturate a version")
-    add("--max-running", type=int, default=8, help="worker.max_running")
     add("--requests", type=int, default=60, help="in a window")
-    add("--rounds", type=int, default=3)
     add("--warm-up", type=float, default=8.0, help="seconds, of each version")
-    add("--window", type=float, default=20.0, help="seconds of saturation that count")
-    add("--limit-tokens", type=int, default=16, help="most output tokens of a request")
-    add("--limit-prompt", type=int, default=256, help="longer ones are left out")
-    add("--workload", type=Path, default=WORKLOAD, help="JSONL: prompt, max_tokens")
-    add("--seed", type=int, default=1)
-    add("--report", action="store_true", help="save the figures in bench/results")
     return parser.parse_args(words)
 
 
