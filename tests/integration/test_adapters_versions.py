@@ -75,7 +75,7 @@ async def test_a_forced_switch_names_what_it_leaves_without_service(
         working(empty_redis, small, version="v2", weights="w-v2"),
     ):
         await mill.add_adapter("tone", path, model=MODEL)
-        assert "tone" not in await command(mill, "lora", "list")
+        assert "echo:tone" not in await command(mill, "lora", "list")
         told = await command(mill, "models", "switch", MODEL, "v2", "--force")
         assert "v2 of echo cannot serve 1 of the model's adapters: tone (" in told
         infos = {one.version: one for one in await mill.model_versions(MODEL)}
