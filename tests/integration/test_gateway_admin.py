@@ -278,21 +278,21 @@ async def test_asking_for_snapshots_again_and_again_reads_no_jobs_of_others(
         return [job["id"] for job in reply.json()["recent"]]
 
     mine = await enqueue(shard, "acme")
-    for _ in range(100):
+    for _ in range(200):
         await enqueue(shard, "globex")
     assert await recent("acme") == [mine]
     assert len(await recent("admin")) == recent_jobs.MOST
     before = await num_reads(shard)
     for _ in range(5):
         assert await recent("acme") == [mine]
-    assert await num_reads(shard) - before < 50
+    assert await num_reads(shard) - before < 300  # and not 200 each time
 
     monkeypatch.setattr(recent_jobs, "FRESH_S", 0.0)
     new = await enqueue(shard, "acme")
     before = await num_reads(shard)
     assert await recent("acme") == [new, mine]
     assert (await recent("admin"))[0] == new
-    assert await num_reads(shard) - before < 80
+    assert await num_reads(shard) - before < 150
     monkeypatch.setattr(recent_jobs, "FORGET_S", 0.0)  # long after, all is found anew
     assert await recent("acme") == [new, mine]
 
