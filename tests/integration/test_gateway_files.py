@@ -309,7 +309,9 @@ async def test_the_room_of_an_upload_is_kept_while_it_lasts_and_lapses_with_its_
         files = gateway.owner.files
         async with files.quota.room(files.records, "default", "file-a", 70_000) as most:
             assert most == 100_000
-            ((note, until),) = await store.zrange(key, 0, -1, withscores=True)
+            ((note, until),) = await wait_until(
+                lambda: store.zrange(key, 0, -1, withscores=True), what="the note"
+            )
             assert note == b"file-a:70000"
 
             async def renewed():
