@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -19,17 +19,18 @@ from .cli_plan import plan_model
 from .cli_profile import register as register_profile
 
 if TYPE_CHECKING:
-    from ..shared.config import Config, ModelConfig
+    from ..shared.config import Config
     from ..shared.redis import Finding
     from .loading import Loaded
-
-S = TypeVar("S")
 
 _Model = Annotated[
     str | None, typer.Option(help="Directory, .gguf file, hub id or built-in name.")
 ]
 _Name = Annotated[str | None, typer.Option(help="Public name that producers ask for.")]
-_Weights = Annotated[str | None, typer.Option(help="int8, float32, bfloat16 or nf4.")]
+_Weights = Annotated[
+    str | None,
+    typer.Option(help="int8, float32, bfloat16, float16, nf4, int8-a8 or int8-bnb."),
+]
 _Kv = Annotated[str | None, typer.Option(help="int8, int4 or float32.")]
 _Threads = Annotated[int | None, typer.Option(help="Compute threads.")]
 _Tp = Annotated[
@@ -95,13 +96,17 @@ async def work(
     from ..shared.logging import configure
     from ..shared.pool.placement import check_asked
     from ..shared.pool.plan import SUPERVISED_VARIABLE
+    from .cli_overrides import chosen_model, with_worker
+    from .loading import check_engine
     from .progress import lines
     from .service import WorkOptions, serve
     from .share import within_share
 
-    settings = load_config(config).config
-    settings = _with_worker(settings, threads=threads, device=device, serves=serves)
-    chosen = _choose(settings, model, name, weights=weights, kv=kv, tp=tp)
+    settings = with_worker(
+        load_config(config), threads=threads, device=device, serves=serves
+    )
+    chosen = chosen_model(settings, model, name, weights=weights, kv=kv, tp=tp)
+    check_engine(engine, chosen.tp, profile)
     configure(settings.log, "worker")
     if SUPERVISED_VARIABLE not in os.environ:  # else who supervises has looked
         check_asked(settings, os.environ)
@@ -128,64 +133,6 @@ def _print_ready(loaded: "Loaded", group: str) -> None:
         f"loaded in {loaded.load_s:.1f} s",
         flush=True,
     )
-
-
-def _with_worker(settings: "Config", **options: object) -> "Config":
-    """Returns the settings with those of `[worker]` that options have given."""
-    from ..shared.config import WorkerConfig
-
-    given = {key: value for key, value in options.items() if value is not None}
-    if not given:
-        return settings
-    worker = {**msgspec.structs.asdict(settings.worker), **given}
-    return msgspec.structs.replace(
-        settings, worker=_converted("worker", worker, WorkerConfig)
-    )
-
-
-def _choose(
-    settings: "Config",
-    model: str | None,
-    name: str | None,
-    *,
-    weights: str | None,
-    kv: str | None,
-    tp: int | None,
-) -> "ModelConfig":
-    """Returns the model to serve: one of the settings, or one given by options."""
-    from ..shared.config import ModelConfig
-    from ..shared.errors import ConfigError
-    from ..shared.keys import MODEL_NAME
-    from ..shared.model_choice import public_name
-
-    wanted = name or model or settings.models[0].name
-    found = next((one for one in settings.models if one.name == wanted), None)
-    base = found or ModelConfig(name=public_name(wanted))
-    changes: dict[str, object] = {
-        key: value
-        for key, value in (("weights", weights), ("kv", kv), ("tp", tp))
-        if value
-    }
-    if model is not None and (found is None or name is not None):
-        changes["path"] = model
-    merged = {**msgspec.structs.asdict(base), **changes}
-    chosen = _converted("models", merged, ModelConfig)
-    if not MODEL_NAME.fullmatch(chosen.name):
-        raise ConfigError(
-            "models.name",
-            f"'{chosen.name}' cannot be a public name; give one with --name "
-            "(letters, digits and . _ / -)",
-        )
-    return chosen
-
-
-def _converted(key: str, values: dict[str, object], kind: type[S]) -> S:
-    from ..shared.errors import ConfigError
-
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(key, str(error), "command line") from None
 
 
 def fetch(

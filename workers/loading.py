@@ -88,21 +88,37 @@ def load(
             cannot be split over so many processes.
     """
     began = time.monotonic()
-    name = kind.partition(":")[0]
-    if profile is not None and name != REAL:
-        raise ConfigError("profile", f"the engine {name} has no kernels to time")
-    if name == "echo":
+    check_engine(kind, model.tp, profile)
+    if kind != REAL:
         if model.tp > 1:
-            structlog.get_logger().info("tp_ignored", tp=model.tp, engine=name)
+            structlog.get_logger().info("tp_ignored", tp=model.tp, engine="echo")
         return _load_echo(kind, model, worker, began)
-    if name != REAL:
+    with model_stack():
+        return _load_model(model, worker, progress, on_tokenizer, began, profile, log)
+
+
+def check_engine(kind: str, tp: int, profile: Path | None) -> None:
+    """Refuses an engine that there is not, or a profile that it cannot make.
+
+    Args:
+        kind: As for `load`.
+        tp: Processes that the model is split over.
+        profile: Where its steps and kernels are to be timed to.
+
+    Raises:
+        ConfigError: It is one of those.
+    """
+    name = kind.partition(":")[0]
+    if kind != REAL and name != "echo":
         problem = f"value {kind!r}; expected model, echo or echo:<ms per step>"
         raise ConfigError("engine", problem)
-    with model_stack():
-        if model.tp > 1 and profile is not None:
-            problem = "ranks of a split model are not timed; profile it with tp = 1"
-            raise ConfigError("profile", problem)
-        return _load_model(model, worker, progress, on_tokenizer, began, profile, log)
+    if profile is None:
+        return
+    if kind != REAL:
+        raise ConfigError("profile", f"the engine {name} has no kernels to time")
+    if tp > 1:
+        problem = "ranks of a split model are not timed; profile it with tp = 1"
+        raise ConfigError("profile", problem)
 
 
 def _load_echo(

@@ -23,6 +23,7 @@ from ..shared.metrics.serving import preload, shown
 from ..shared.outage import Backoff
 from ..shared.redis import connect, translate
 from ..shared.server_check import require_usable
+from ..shared.tasks import end_tasks
 from .bridge import Worker
 from .herald import Herald
 from .load_limit import ending_after, loaded_within
@@ -135,8 +136,12 @@ async def _examined(
 ) -> Loaded:
     """Loads while Redis is reached, then makes the checks of the version."""
     task = asyncio.create_task(loaded_within(loading, limit_s))
-    await _reach(client)
-    await version.begin()
+    try:
+        await _reach(client)
+        await version.begin()
+    except BaseException:
+        await end_tasks(task)  # what it may have failed of meanwhile comes second
+        raise
     with ending_after(limit_s):
         loaded = await version.loaded(task)
     try:

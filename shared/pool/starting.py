@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,8 @@ from ..logging import configure
 from ..model_choice import model_named
 from .plan import PoolOptions
 from .up import Pool
+
+_ORIGIN: Final = "command line"
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +56,15 @@ def overridden(loaded: LoadedConfig, overrides: Overrides) -> Config:
     Raises:
         ConfigError: Together they make no sense.
     """
-    config = loaded.config
+    config, origins = loaded.config, dict(loaded.origins)
     if overrides.state_dir is not None:
+        origins["pool.state_dir"] = _ORIGIN
         pool = msgspec.structs.replace(config.pool, state_dir=str(overrides.state_dir))
         config = msgspec.structs.replace(config, pool=pool)
     models = config.models
     if overrides.models:
+        # Their places are others now, and nobody has asked where each value came from.
+        origins = {k: one for k, one in origins.items() if not k.startswith("models[")}
         known = {model.name: model for model in models}
         models = tuple(
             known.get(name) or model_named(name) for name in overrides.models
@@ -68,6 +74,8 @@ def overridden(loaded: LoadedConfig, overrides: Overrides) -> Config:
             msgspec.structs.replace(model, replicas=overrides.workers)
             for model in models
         )
+        for index in range(len(models)):
+            origins[f"models[{index}].replicas"] = _ORIGIN
     config = msgspec.structs.replace(config, models=models)
-    check(config, loaded.origins)
+    check(config, origins)
     return config
