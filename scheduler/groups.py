@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from ..shared.errors import ProtocolError
 from ..shared.keys import Keys
-from ..shared.routes import Route, shown_shares
+from ..shared.routes import Route, who_serves
 from ..shared.script_types import GroupInfo
 from ..shared.scripts_scheduler import group_info
 from ..shared.version_keys import versions_key
@@ -102,7 +102,7 @@ class GroupReader:
                 "route",
                 shard=self._keys.shard,
                 serial=route.serial,
-                shares=shown_shares(route.shares),
+                shares=who_serves(route.shares),
             )
         self._raw_route, self.route = raw, route
 

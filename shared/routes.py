@@ -181,6 +181,11 @@ def apportioned(parts: Mapping[str, float], slots: int = SLOTS) -> dict[str, flo
     return {name: count * WHOLE / SLOTS for name, count in made.items()}
 
 
+def who_serves(shares: Mapping[str, float]) -> str:
+    """Returns who gets the jobs of a model, as people read it."""
+    return shown_shares(shares) if shares else "any of its versions"
+
+
 def shown_shares(shares: Mapping[str, float]) -> str:
     """Returns shares as people read them."""
     parts = (f"{name} {part:g} %" for name, part in sorted(shares.items()))

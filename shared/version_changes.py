@@ -18,7 +18,7 @@ from .routes import (
     check_percent,
     check_shares,
     check_version_name,
-    shown_shares,
+    who_serves,
     with_share,
 )
 from .version_records import MAY_RUN, VersionSpec, VersionState
@@ -128,9 +128,8 @@ def drained(model: str, version: str) -> Decide:
 
     def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
         known = find(model, specs, version)
-        share = route.shares.get(version, 0.0)
-        if share:
-            raise VersionConflict(why_not_drained(model, version, share, specs))
+        if route.shares.get(version):
+            raise VersionConflict(why_not_drained(model, version, route.shares, specs))
         if known.state not in ("loading", "ready", "draining"):
             return None
         made = msgspec.structs.replace(
@@ -144,13 +143,25 @@ def drained(model: str, version: str) -> Decide:
     return decide
 
 
-def why_not_drained(model: str, version: str, share: float, specs: Specs) -> str:
+def why_not_drained(
+    model: str, version: str, shares: Mapping[str, float], specs: Specs
+) -> str:
     """Returns why a version with a share cannot end, and what would help."""
-    found = f"version {version} of {model} gets {share:g} % of its jobs"
-    ready = [n for n, s in specs.items() if s.state == "ready" and n != version]
+    found = f"version {version} of {model} gets {shares[version]:g} % of its jobs"
     command = f"tokenmill models switch {model}"
+    others = sorted((n for n in shares if n != version), key=lambda n: -shares[n])
+    usable = [n for n in others if n not in specs or specs[n].state == "ready"]
+    if others and usable == others:
+        return (
+            f"{found}; first {command} {version} --percent 0, which divides them "
+            f"among those that serve beside it ({', '.join(others)})"
+        )
+    ready = sorted(n for n, s in specs.items() if s.state == "ready" and n != version)
+    if usable or len(ready) == 1:
+        return f"{found}; first {command} {(usable or ready)[0]}"
     if ready:
-        return f"{found}; first {command} {min(ready)}"
+        names = " or ".join(ready)
+        return f"{found}; first {command} VERSION, the one that is to get them: {names}"
     return (
         f"{found} and is the only one that could; load another and {command} to "
         f"it, or end the model altogether with tokenmill models retire {model}"
@@ -199,12 +210,12 @@ def rolled_back(model: str, seen: Route) -> Decide:
                 return None
             raise VersionConflict(
                 f"the shares of {model} have changed meanwhile, its jobs go to "
-                f"{shown_shares(route.shares)}; look again and decide anew"
+                f"{who_serves(route.shares)}; look again and decide anew"
             )
         if not route.previous:
             raise VersionConflict(
                 f"{model} has no earlier shares to go back to; its jobs go to "
-                f"{shown_shares(route.shares)}: say what is wanted with a switch"
+                f"{who_serves(route.shares)}: say what is wanted with a switch"
             )
         _require_ready(model, route, specs, route.previous)
         return Change("route", _shared(route, route.previous, now_ms))

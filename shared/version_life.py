@@ -209,7 +209,10 @@ class VersionLife:
         if not route.shares:
             groups = await self.groups()
             if groups and {one.version for one in groups} == {version}:
-                raise VersionConflict(why_not_drained(self._model, version, 100, specs))
+                shares = {version: 100.0}
+                raise VersionConflict(
+                    why_not_drained(self._model, version, shares, specs)
+                )
         await self.versions.drain(version)
 
     def known(self, version: str, specs: Mapping[str, VersionSpec]) -> VersionSpec:

@@ -8,7 +8,7 @@ import redis.asyncio
 
 from ..keys import Keys
 from ..redis import Finding
-from ..routes import Route, shown_shares
+from ..routes import Route, who_serves
 from ..script_types import GroupInfo
 from ..versions import Versions
 
@@ -67,8 +67,7 @@ def _route(
         f"{live.get(version, 0)} workers"
         for version in sorted({*states, *live, *route.shares})
     )
-    to = shown_shares(route.shares) if route.shares else "every version"
-    found = [Finding("info", name, f"jobs go to {to}; {known}")]
+    found = [Finding("info", name, f"jobs go to {who_serves(route.shares)}; {known}")]
     away = [version for version in sorted(route.shares) if not live.get(version)]
     if away:
         others = [version for version in sorted(route.shares) if live.get(version)]
