@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ...shared.errors import BulkItemsFailed, BulkRunCancelled, RedisUnavailable
+from ...shared.errors import (
+    BulkItemsFailed,
+    BulkRunCancelled,
+    InputUnreadable,
+    RedisUnavailable,
+)
 from ..cli_output import duration, print_json, print_note
 
 if TYPE_CHECKING:
@@ -40,16 +45,38 @@ def told(output: str) -> Iterator[Tell]:
                 "pool goes on there. Give the same command again to go on"
             )
         raise
+    except InputUnreadable as error:
+        raise InputUnreadable(
+            error.field, f"{error.problem}. {_mended(output)}"
+        ) from error
     except RedisUnavailable as error:
         raise RedisUnavailable(
             f"{error}. Nothing that was written is lost: give the same command again"
         ) from error
 
 
+def _mended(output: str) -> str:
+    """What becomes of lines before a damage, and how to get the others."""
+    advice = "What comes before that is done"
+    if output == "-":
+        return f"{advice}; repair the input, and give the command again"
+    return (
+        f"{advice}, and its lines stand in {output}.partial. A repaired input is "
+        "another one: move these lines elsewhere if they are of use, and begin again "
+        "with --restart, which runs all of it"
+    )
+
+
 def tell(ended: "Ended", *, as_json: bool) -> None:
     """Prints the report of a command; see `Tell`."""
     if as_json:
-        print_json({"report": ended.report, "output": ended.output})
+        print_json(
+            {
+                "report": ended.report,
+                "output": ended.output,
+                "passed_over": ended.others,
+            }
+        )
     else:
         for line in lines_of(ended):
             print_note(line)

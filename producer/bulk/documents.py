@@ -130,7 +130,7 @@ def _entry(
     generation: int,
     replaces: Literal["failed", "cancelled"] | None,
 ) -> Entry:
-    name = os.fsencode(name).decode(errors="replace")  # which need not be UTF-8
+    name = _id(name)
     try:
         document = checked(read_file(path))
     except InvalidRequest as error:
@@ -143,6 +143,15 @@ def _entry(
         document=document,
     )
     return Fed(item=item, size=len(document.text.encode()))
+
+
+def _id(name: str) -> str:
+    r"""Returns the path of a document as its id, another for each path.
+
+    A path need not be UTF-8: a byte that is not is written as `\xff`, and a backslash
+    as two, so that the path can be had back.
+    """
+    return os.fsencode(name.replace("\\", "\\\\")).decode(errors="backslashreplace")
 
 
 def read_file(path: Path) -> Document:
@@ -183,7 +192,8 @@ def document_files(path: Path) -> Iterator[tuple[str, Path]]:
     Args:
         path: A file, which is taken whatever its name, or a directory. In it hidden
             files, links to directories and other kinds of files, as pipes and devices,
-            are passed over.
+            are passed over. The files of a directory come before those of the
+            directories in it.
     """
     if not path.is_dir():
         yield path.name, path
@@ -213,7 +223,7 @@ class Files(msgspec.Struct, frozen=True):
     size: int
     """Bytes of the documents."""
     stamp: str
-    """Of names, sizes and times of change."""
+    """Of names, sizes, times of modification and of change, and inodes."""
 
 
 def look_over(path: Path) -> Files:
@@ -230,12 +240,19 @@ def look_over(path: Path) -> Files:
             hashed.update(_bytes(f"{name}\0{error.errno}\0"))  # its own line says so
             continue
         size += status.st_size
-        hashed.update(_bytes(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+        hashed.update(_bytes(f"{name}\0{_stamp(status)}\0"))
     others = 0
     if path.is_dir():
         num_files = sum(len(names) for _, _, names in os.walk(path))
         others = num_files - documents
     return Files(documents, others, size, hashed.hexdigest())
+
+
+def _stamp(status: os.stat_result) -> str:
+    """Changes with any write: the time of change cannot be set back, as `touch -r` and
+    `cp -p` do with that of modification, and another file moved here has another inode.
+    """
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
 def _bytes(text: str) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ...shared.errors import InputUnreadable, InvalidRequest
-from .documents import document_files, look_over
+from .documents import Files, document_files, look_over
 from .off_loop import Check, go_on
 from .reading import chunks, read_lines
 
@@ -54,12 +54,12 @@ def identify(
         _check_kind(path)
         found = look_over(path)
         if known is not None and known.stamp == found.stamp:
-            return known
+            return _noted(known, found)
         digest = _digest(path, check)
     except OSError as error:
         raise InvalidRequest("file", f"{path}: {error.strerror}") from None
     if known is not None and known.digest == digest and known.size == found.size:
-        return msgspec.structs.replace(known, stamp=found.stamp)
+        return _noted(known, found)
     items = found.documents if max_line is None else _count(path, max_line, check)
     return Identity(
         size=found.size,
@@ -68,6 +68,13 @@ def identify(
         items=items,
         others=found.others,
     )
+
+
+def _noted(known: Identity, found: Files) -> Identity:
+    """The same contents, as they lie there now."""
+    if (known.stamp, known.others) == (found.stamp, found.others):
+        return known
+    return msgspec.structs.replace(known, stamp=found.stamp, others=found.others)
 
 
 def _check_kind(path: Path) -> None:

@@ -18,7 +18,7 @@ async def spool_stdin(place: Place) -> Path:
         place: The output beside which it is kept.
 
     Returns:
-        The copy. Where standard input is empty and one was kept before, that one.
+        The copy, which is to take the place of one that was kept before.
 
     Raises:
         BulkOutputFailed: It cannot be kept, as on a full disk.
@@ -31,9 +31,6 @@ async def spool_stdin(place: Place) -> Path:
                 file.write(chunk)
     except OSError as error:
         raise unwritable(path, error) from None
-    if not path.stat().st_size and place.spooled.exists():
-        path.unlink()
-        return place.spooled
     return path
 
 

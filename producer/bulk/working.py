@@ -25,7 +25,7 @@ from .off_loop import off_loop
 from .opening import Begun, begin, check_there, opened, recorded
 from .place import Place
 from .stdin import spool_stdin
-from .target import check_target
+from .target import check_named, check_target
 
 PATIENCE_S: Final = 300.0
 """How long an outage of Redis is waited out: longer than any restart."""
@@ -86,6 +86,8 @@ async def work_off(work: Work, on_progress: OnProgress) -> Ended:
         InvalidRequest: The input cannot be read, or the output is no file to write.
         RedisUnavailable: Redis did not answer for longer than the patience.
     """
+    check_named(work.source, "file")
+    check_named(work.output, "output")
     if work.output == STANDARD:
         return await _to_stdout(work, on_progress)
     place = Place(Path(work.output))
@@ -247,13 +249,14 @@ async def retry_failed(output: str, reach: Reach, on_progress: OnProgress) -> En
                 report=_report_of(begun, index),
                 output=output,
                 was_finished=True,
+                others=now.others,
             )
         # Else there is something to run: what failed, or what never came to its turn.
         async with Client(reach.url, patience_s=reach.patience_s) as mill:
             accepted = await accepted_by(mill, begun.spec.tenant)
             drive = Drive(mill, accepted, begun, reach.keep_ms, on_progress)
             report = await drive.to_its_end(place, index)
-        return Ended(report=report, output=output)
+        return Ended(report=report, output=output, others=now.others)
 
 
 def _no_index(output: str) -> BulkRunConflict:

@@ -30,7 +30,8 @@ from .context import Gateway, gateway
 from .documented import StructResponse, answers, takes
 from .errors import ApiError, retry_after
 from .files import new_file_id
-from .files_api import find_file
+from .files_api import find_file, unknown_file
+from .files_models import FileRecord
 from .options import options_of
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -39,6 +40,8 @@ _Gateway = Annotated[Gateway, Depends(gateway)]
 _SAME: Final = ("tenant", "endpoint", "input_file_id", "metadata")
 """What two requests with one idempotency key have in common."""
 _QUOTA_RETRY_S: Final = 60.0
+_END_MS: Final = 3_600_000
+"""How long a batch may still read its input once its time is over."""
 
 
 @router.post(
@@ -64,6 +67,7 @@ async def create(request: Request, caller: _Caller, owner: _Gateway) -> StructRe
     priority = body.priority if options.priority is None else options.priority
     record = await _add(
         owner,
+        source,
         BatchRecord(
             id=_id_of(source.tenant, options.idempotency_key),
             tenant=source.tenant,
@@ -135,7 +139,7 @@ async def cancel(batch_id: str, caller: _Caller, owner: _Gateway) -> StructRespo
     return StructResponse(BatchObject.of(record))
 
 
-async def _add(owner: Gateway, draft: BatchRecord) -> BatchRecord:
+async def _add(owner: Gateway, source: FileRecord, draft: BatchRecord) -> BatchRecord:
     """Records a batch from now on, or finds the one of the same idempotency key."""
     records = batch_records(owner.client.session)
     now_ms = await records.now_ms()
@@ -152,6 +156,8 @@ async def _add(owner: Gateway, draft: BatchRecord) -> BatchRecord:
 
     if await records.get(record.id) is None:
         await _check_quota(owner, record.tenant)
+        if not await owner.files.keep_until(source, record.expires_ms + _END_MS):
+            raise unknown_file(source.id)
     await owner.client.session.patiently(open_it)
     if await records.add(record.id, record.tenant, record, now_ms, keep_ms):
         return record

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 
 from ...shared.connection import state_dir
@@ -118,6 +119,23 @@ class Files:
             file_id, tenant, record, now_ms, self.keep_ms, replace=True
         )
         return record
+
+    async def keep_until(self, record: FileRecord, until_ms: int) -> bool:
+        """Keeps a file at least until then; whether it is still there.
+
+        Args:
+            record: The file.
+            until_ms: By the clock of Redis.
+        """
+
+        def longer(record: FileRecord, _now_ms: int) -> FileRecord | None:
+            if record.expires_ms >= until_ms:
+                return None
+            return msgspec.structs.replace(record, expires_ms=until_ms)
+
+        keep_ms = until_ms - await self.records.now_ms()
+        kept = await self.records.prolong(record.id, record.tenant, longer, keep_ms)
+        return kept is not None
 
     async def delete(self, record: FileRecord) -> bool:
         """Removes a file; whether it was there."""

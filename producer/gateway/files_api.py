@@ -130,7 +130,7 @@ async def content(file_id: str, caller: _Caller, owner: _Gateway) -> StreamingRe
     try:
         first = await anext(chunks, b"")  # a missing object is told before the headers
     except FileNotFoundError:
-        raise _unknown(file_id) from None
+        raise unknown_file(file_id) from None
 
     async def body() -> Any:  # noqa: ANN401 - an async generator of bytes
         yield first
@@ -168,7 +168,7 @@ async def find_file(owner: Gateway, caller: Caller, file_id: str) -> FileRecord:
     if re.fullmatch(FILE_ID, file_id):
         record = await owner.files.records.get(file_id)
     if record is None or not caller.sees(record.tenant):
-        raise _unknown(file_id)
+        raise unknown_file(file_id)
     return record
 
 
@@ -183,7 +183,8 @@ async def _check_unread(owner: Gateway, file: FileRecord) -> None:
             )
 
 
-def _unknown(file_id: str) -> ApiError:
+def unknown_file(file_id: str) -> ApiError:
+    """Returns the answer for a file that is not there, or another tenant's."""
     return ApiError(
         404,
         f"there is no file '{file_id[:80]}': it was never uploaded by this tenant, or "

@@ -78,9 +78,11 @@ class OwnedRecords(Generic[R]):
         key = self._record_key(record_id)
 
         async def write() -> bool:
+            left_ms = await self._redis.pttl(index)
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.zadd(index, {record_id: created_ms}, nx=True)
-            pipeline.pexpire(index, keep_ms)
+            # Never sooner than before: a record in it may have been prolonged.
+            pipeline.pexpire(index, max(keep_ms, left_ms))
             pipeline.set(key, raw, px=keep_ms, nx=not replace)
             pipeline.get(key)
             # Told by its content: an answer may be lost, and the call repeated.
@@ -136,6 +138,33 @@ class OwnedRecords(Generic[R]):
         return await self._session.patiently(
             lambda: self._change(record_id, change, keep_ms)
         )
+
+    async def prolong(
+        self,
+        record_id: str,
+        tenant: str,
+        change: Callable[[R, int], R | None],
+        keep_ms: int,
+    ) -> R | None:
+        """Changes a record that is to stay for longer, and with it the tenant's index.
+
+        Args:
+            record_id: Which.
+            tenant: Whose it is.
+            change: As for `change`; None where it stays for long enough.
+            keep_ms: How long it stays from now on if it is changed.
+
+        Returns:
+            The record as it is now; None when there is none.
+        """
+        index = self._index_key(tenant)
+
+        async def prolong() -> R | None:
+            if await self._redis.pttl(index) < keep_ms:
+                await self._redis.pexpire(index, keep_ms)
+            return await self._change(record_id, change, keep_ms)
+
+        return await self._session.patiently(prolong)
 
     async def delete(self, record_id: str, tenant: str) -> bool:
         """Removes a record; whether there was one."""

@@ -113,6 +113,9 @@ def test_gzip_and_standard_streams(bulk_pool: BulkPool, tmp_path: Path) -> None:
     assert ids == list(range(50))
     assert bulk_pool.process(*args, tmp_path / "kept.jsonl", given=given).code == 0
     assert_answered(tmp_path / "kept.jsonl", 50)
+    nothing = bulk_pool.process(*args, tmp_path / "kept.jsonl", given=b"")
+    assert nothing.code == 18, nothing.err
+    assert "0 bytes" in nothing.err
 
 
 def test_damaged_gzip_ends_the_file_where_it_breaks(
@@ -123,6 +126,7 @@ def test_damaged_gzip_ends_the_file_where_it_breaks(
     ran = bulk_pool.run(source, "-o", tmp_path / "out.jsonl", "--tenant", "damaged")
     assert ran.code == 4
     assert "cannot be read beyond line" in ran.err
+    assert "--restart" in ran.err
     partial = read_lines(tmp_path / "out.jsonl.partial")
     assert len({row["id"] for row in partial}) == len(partial) > 1000
 

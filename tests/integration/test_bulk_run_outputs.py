@@ -117,6 +117,10 @@ def test_no_option_makes_the_input_an_output(
             ran = bulk_pool.run(source, "-o", output, *more)
             assert ran.code == 4, ran.err
             assert "--restart" not in ran.err
+    for paths in (("", "-o", tmp_path / "out.jsonl"), (source, "-o", "")):
+        ran = bulk_pool.run(*paths)
+        assert ran.code == 4, ran.err
+        assert "the name is empty" in ran.err
     assert source.read_bytes() == given
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -128,8 +132,10 @@ def test_a_pipe_among_documents_is_passed_over(
     (tmp_path / "docs" / "a.txt").write_text("One. Two. Three.")
     os.mkfifo(tmp_path / "docs" / "pipe.md")
     output = tmp_path / "out.jsonl"
-    ran = bulk_pool.summarize(tmp_path / "docs", "-o", output, "--mode", "extractive")
+    given = (tmp_path / "docs", "-o", output, "--mode", "extractive", "--json")
+    ran = bulk_pool.summarize(*given)
     assert ran.code == 0, ran.err
+    assert json.loads(ran.out.splitlines()[-1])["passed_over"] == 1
     (row,) = read_lines(output)
     assert row["id"] == "a.txt"
     assert "source_tokens" not in row

@@ -222,6 +222,31 @@ async def test_records_expire_with_their_files(gateway, store) -> None:
         assert keep_s - 60 < await store.ttl(key) <= keep_s
 
 
+async def test_a_file_outlives_the_batch_that_reads_it(
+    newest_redis, store, tmp_path
+) -> None:
+    short = gateway_config(tmp_path, files_keep_s=60)
+    async with served(short, newest_redis.url) as gateway:
+        file_id = (await upload(gateway, b"x")).json()["id"]
+        assert await store.ttl(file_key(file_id)) <= 60
+        body = {
+            "input_file_id": file_id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        batch = (await gateway.http.post("/v1/batches", json=body)).json()
+        file = (await gateway.http.get(f"/v1/files/{file_id}")).json()
+        assert file["expires_at"] > batch["expires_at"]
+        await upload(gateway, b"another, which is kept for a minute")
+        for key in (file_key(file_id), files_key("default")):
+            assert await store.ttl(key) > 24 * 3600
+    async with served(gateway_config(tmp_path), newest_redis.url) as gateway:
+        file_id = (await upload(gateway, b"x")).json()["id"]
+        before = (await gateway.http.get(f"/v1/files/{file_id}")).json()
+        await gateway.http.post("/v1/batches", json=body | {"input_file_id": file_id})
+        assert (await gateway.http.get(f"/v1/files/{file_id}")).json() == before
+
+
 async def test_another_gateway_serves_the_same_files(
     gateway, newest_redis, tmp_path
 ) -> None:

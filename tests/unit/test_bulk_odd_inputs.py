@@ -1,6 +1,7 @@
 """Inputs that are damaged, strange or hostile: one bad file is one error line."""
 
 import asyncio
+import codecs
 import gzip
 import os
 import threading
@@ -50,8 +51,25 @@ def test_each_bad_file_of_a_directory_is_one_error_line(
     assert refused.keys() == {"b.txt.gz", "c.html", "d.txt"}
     assert {error.field for error in refused.values()} == {"file", "text"}
     fed = [e.item.custom_id for e in entries if isinstance(e, Fed)]
-    assert fed == ["a.txt", "f\ufffd.txt"]
+    assert fed == ["a.txt", r"f\xff.txt"]
     assert [entry.seq for entry in entries] == list(range(5))
+
+
+def test_each_name_of_a_file_is_an_id_of_its_own(tmp_path: Path, index: Index) -> None:
+    names = [
+        b"f\xfe.txt",
+        b"f\xff.txt",
+        rb"f\xff.txt",
+        rb"f\\xff.txt",
+        "fÿ.txt".encode(),
+    ]
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_text("good")
+    entries = FileSource(tmp_path, index).entries()
+    ids = [entry.item.custom_id for entry in entries if isinstance(entry, Fed)]
+    assert len(set(ids)) == len(names)
+    back = {codecs.escape_decode(text.encode())[0] for text in ids}
+    assert back == set(names)
 
 
 def test_a_dead_link_that_comes_to_life_is_another_input(tmp_path: Path) -> None:

@@ -98,14 +98,16 @@ def test_what_is_no_file_is_never_an_output(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
     (tmp_path / "same").hardlink_to(source)
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to-pipe").symlink_to(tmp_path / "pipe")
     for name, why in (
         (".", "is a directory"),
         ("..", "is a directory"),
-        ("", "is a directory"),
         (tmp_path, "is a directory"),
         (tmp_path / "link", r"symbolic link.*in\.jsonl"),
         (tmp_path / "pipe", "no regular file"),
+        (tmp_path / "to-pipe", "no regular file.*use -"),
         ("/dev/null", "no regular file"),
+        ("/dev/stdout", "no regular file.*use -"),
         (source, "is the input itself"),
         (tmp_path / "same", "is the input itself"),
     ):

@@ -1,9 +1,13 @@
 """Lines of an input: bounded, numbered, packed or not."""
 
 import gzip
+import os
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+from support.waiting import wait_until_sync
 
 from tokenmill.producer.bulk.identity import identify
 from tokenmill.producer.bulk.reading import RawLine, read_lines
@@ -80,19 +84,69 @@ def test_a_damaged_file_gives_what_comes_before(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "none", 100))
 
 
-def test_an_input_is_known_by_its_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def wait_for_the_next_tick(path: Path) -> None:
+    """Until a write shows in the times that a file system keeps, some milliseconds."""
+    was, probe = path.stat().st_ctime_ns, path.with_name(".probe")
+
+    def is_later() -> bool:
+        probe.touch()
+        return probe.stat().st_ctime_ns > was
+
+    wait_until_sync(is_later)
+
+
+def test_an_input_is_known_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"a\n\nb\n")
     first = identify(path, None, max_line=100)
     assert first.items == 2
     assert identify(path, first, max_line=100) is first
+    wait_for_the_next_tick(path)
     path.write_bytes(b"a\n\nb\n")
     same = identify(path, first, max_line=100)
     assert same.is_same(first)
     assert same.stamp != first.stamp
+    wait_for_the_next_tick(path)
     path.write_bytes(b"a\n\nc\n")
     assert not identify(path, first, max_line=100).is_same(first)
     path.write_bytes(gzip.compress(b"a\n" * 9)[:-9])
     assert identify(path, None, max_line=100).items is None
+
+
+@pytest.mark.parametrize("change", ["moved", "copied", "written"])
+def test_another_content_of_the_same_size_and_time_is_noticed(
+    tmp_path: Path, change: str
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(b"old")
+    path, new = tmp_path / "b.txt", tmp_path.with_name("new")
+    one, all_of = (identify(where, None, max_line=None) for where in (path, tmp_path))
+    was = path.stat()
+    wait_for_the_next_tick(path)
+    if change == "moved":
+        new.write_bytes(b"new")
+        os.utime(new, ns=(was.st_atime_ns, was.st_mtime_ns))
+        new.replace(path)
+    elif change == "copied":
+        new.write_bytes(b"new")
+        os.utime(new, ns=(was.st_atime_ns, was.st_mtime_ns))
+        shutil.copy2(new, path)
+    else:
+        path.write_bytes(b"new")
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert path.stat().st_mtime_ns == was.st_mtime_ns
+    assert not identify(path, one, max_line=None).is_same(one)
+    assert not identify(tmp_path, all_of, max_line=None).is_same(all_of)
+
+
+def test_the_same_content_in_another_file_is_the_same_input(tmp_path: Path) -> None:
+    path, new = tmp_path / "in", tmp_path / "new"
+    path.write_bytes(b"a\n")
+    first = identify(path, None, max_line=100)
+    by_the_version_before = msgspec.structs.replace(first, stamp="of another form")
+    new.write_bytes(b"a\n")
+    new.replace(path)
+    for known in (first, by_the_version_before):
+        found = identify(path, known, max_line=100)
+        assert found.is_same(first)
+        assert found.stamp != known.stamp
