@@ -48,7 +48,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--share", type=float, default=0.5, help="of each; 0: none is set")
     add("--load", type=float, default=0.6, help="part of what each can do beside other")
     add("--requests", type=int, default=50, help="of each model in a round, at least")
-    add("--warm-up", type=float, default=10.0, help="seconds, before anything counts")
+    add("--warm-up", type=float, default=10.0, help="seconds, before a window counts")
     return parser.parse_args(words)
 
 
@@ -81,19 +81,16 @@ class Run:
     async def whole_host(self, url: str) -> None:
         """One model in a pool of its own."""
         async with Client(url) as mill:
-            sides = [ModelSide(mill, NAMES[0])]
-            await self._saturate("whole host", sides, self._options.warm_up)
+            await self._saturate("whole host", [ModelSide(mill, NAMES[0])])
 
     async def shared_host(self, url: str) -> None:
         """Two models in one pool."""
         options = self._options
         async with Client(url) as mill:
             sides = {name: ModelSide(mill, name) for name in NAMES}
-            await self._saturate(
-                "together, full", list(sides.values()), options.warm_up
-            )
+            await self._saturate("together, full", list(sides.values()))
             for side in sides.values():
-                await self._saturate("alone, full", [side], options.warm_up / 4)
+                await self._saturate("alone, full", [side])
             rates = {n: options.load * v for n, v in self.capacity().items()}
             await self._offer(sides, rates)
 
@@ -101,14 +98,12 @@ class Run:
         """Requests per second that each model can do beside its neighbour."""
         return {name: self.full[f"together, full {name}"]["qps"] for name in NAMES}
 
-    async def _saturate(
-        self, title: str, sides: Sequence[ModelSide], ramp_s: float
-    ) -> None:
+    async def _saturate(self, title: str, sides: Sequence[ModelSide]) -> None:
         found = await saturated(
             sides,
             self._requests,
             users=self._options.users,
-            ramp_s=ramp_s,
+            ramp_s=self._options.warm_up,
             window_s=self._options.window,
             label=title,
         )
