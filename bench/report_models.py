@@ -24,14 +24,14 @@ def mixed_models(result: Result, table: Table) -> str:
         f"host; prompts of at most {result['limit_prompt']} tokens, outputs "
         f"of {result['limit_tokens']}. An open loop offers "
         f"{result['load']:.0%} of what each model can do while its neighbour is "
-        f"saturated too; {result['rounds']} rounds in turns. Times in ms; load is what "
+        f"saturated too; rounds in turns: {result['rounds']}. Times in ms; load is what "
         "was served over what the model can do.\n"
     )
     judged = (
         f"A neighbour adds {extra['queue_ms_p99']:g} ms to P99 of the wait in the "
         f"queue (target: at most {result['target_ms']:g}; {result['verdict']}), "
-        f"{extra['ttft_ms_p99']:g} ms to that of the first token and "
-        f"{extra['total_ms_p99']:g} ms to that of the whole time, of the model that "
+        f"{extra['ttft_ms_p99']:,.0f} ms to that of the first token and "
+        f"{extra['total_ms_p99']:,.0f} ms to that of the whole time, of the model that "
         "feels more.\n"
     )
     full = [
@@ -55,7 +55,7 @@ def switches(result: Result, table: Table) -> str:
         f"{result['model']} as two versions in one pool at {result['load']:.0%} of "
         f"what one can do; prompts of at most {result['limit_prompt']} tokens, outputs "
         f"of {result['limit_tokens']}; "
-        f"{result['rounds']} rounds in turns, {result['switches']} switches, one every "
+        f"rounds in turns: {result['rounds']}; {result['switches']} switches, one every "
         f"{result['every']:g} s. Times in ms.\n"
     )
     judged = (
