@@ -24,8 +24,8 @@ def mixed_models(result: Result, table: Table) -> str:
         f"host; prompts of at most {result['limit_prompt']} tokens, outputs "
         f"of {result['limit_tokens']}. An open loop offers "
         f"{result['load']:.0%} of what each model can do while its neighbour is "
-        f"saturated too; rounds in turns: {result['rounds']}. Times in ms; load is what "
-        "was served over what the model can do.\n"
+        f"saturated too; rounds in turns: {result['rounds']}. Times in ms; load is "
+        "what was served over what the model can do.\n"
     )
     judged = (
         f"A neighbour adds {extra['queue_ms_p99']:g} ms to P99 of the wait in the "
@@ -54,8 +54,8 @@ def switches(result: Result, table: Table) -> str:
     text = (
         f"{result['model']} as two versions in one pool at {result['load']:.0%} of "
         f"what one can do; prompts of at most {result['limit_prompt']} tokens, outputs "
-        f"of {result['limit_tokens']}; "
-        f"rounds in turns: {result['rounds']}; {result['switches']} switches, one every "
+        f"of {result['limit_tokens']}; rounds in turns: {result['rounds']}; "
+        f"{result['switches']} switches, one every "
         f"{result['every']:g} s. Times in ms.\n"
     )
     judged = (
