@@ -23,8 +23,6 @@ MOST_TOKENS: Final = 512
 """Output of one check."""
 MOST_FAILURES: Final = 5
 """Failed checks that a report describes; it counts all."""
-_SHOWN: Final = 120
-"""Characters of an output that a report shows."""
 _EXPECTATIONS: Final = ("exact", "prefix", "contains", "regex")
 
 
@@ -47,7 +45,7 @@ class HealthCheck(
     """How it begins."""
     contains: str | None = None
     regex: str | None = None
-    """Found anywhere in it, by Python's `re.search`."""
+    """Found anywhere in it: of the syntax of Python's `re`, searched for seconds."""
     text: str | None = None
     """Is not continued but read: its tokens' perplexity is measured."""
     max_perplexity: float | None = None
@@ -191,32 +189,3 @@ def _require_size(checks: list[HealthCheck], name: str) -> None:
         raise InvalidRequest(
             "health", f"'{name}' takes {size} bytes; expected at most {MOST_BYTES}"
         )
-
-
-def problem_of(check: HealthCheck, output: str) -> str | None:
-    """Returns what is wrong with the output of a check, None where nothing is."""
-    if check.exact is not None:
-        ok, wanted = output == check.exact, f"exactly {_short(check.exact)}"
-    elif check.prefix is not None:
-        wanted = f"an output that begins with {_short(check.prefix)}"
-        ok = output.startswith(check.prefix)
-    elif check.contains is not None:
-        wanted = f"an output with {_short(check.contains)} in it"
-        ok = check.contains in output
-    else:
-        wanted = f"an output that matches {_short(check.regex or '')}"
-        ok = re.search(check.regex or "", output) is not None
-    return None if ok else f"expected {wanted}, got {_short(output)}"
-
-
-def problem_of_text(check: HealthCheck, perplexity: float) -> str | None:
-    """Returns what is wrong with the perplexity of a text, None where nothing is."""
-    bound = check.max_perplexity or math.inf
-    if perplexity <= bound:  # not so for what is no number
-        return None
-    return f"expected a perplexity of at most {bound:g}, got {perplexity:.4g}"
-
-
-def _short(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."

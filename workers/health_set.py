@@ -15,14 +15,13 @@ from ..shared.health_set import (
     HealthCheck,
     HealthReport,
     HealthSet,
-    problem_of,
-    problem_of_text,
 )
 from ..shared.messages import JobRequest, ModelCard, Sampling
 from ..shared.tokens import BYTES, Tokenizer, load_tokenizer
 from ..shared.validate import validate_request
 from .engine.request import EngineRequest, Finished
 from .engine_thread import EngineLike
+from .health_answer import problem_of, problem_of_text
 from .health_perplexity import token_losses
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ async def loaded_within(loading: Awaitable[_T], limit_s: float) -> _T:
 def ending_after(limit_s: float) -> Iterator[None]:
     """Ends the process, with its stacks on stderr, if the block takes too long.
 
-    For what holds Python's lock while it hangs, as a regular expression may: nothing
-    else in the process can end it then.
+    For what holds Python's lock while it hangs, as native code may: nothing else in the
+    process can end it then.
 
     Args:
         limit_s: Seconds that the block may take, before `MARGIN_S`.

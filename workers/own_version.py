@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
@@ -106,6 +107,17 @@ class OwnVersion:
             if spec is not None:
                 self._health = spec.health
                 await self._renew(spec)
+                await self._tell("has begun to load it")
+
+    async def _tell(self, what: str) -> None:
+        """Says how far a version is to who waits for it, and would start another."""
+        reason = f"worker {self._group} on {platform.node()}, pid {os.getpid()}, {what}"
+        try:
+            await self._versions.set_state(
+                self._version, "loading", reason=reason, only_from=("loading",)
+            )
+        except (TokenmillError, *REDIS_ERRORS) as error:
+            self._log.debug("progress_not_told", error=str(error))
 
     async def _renew(self, spec: VersionSpec) -> None:
         """What is loaded is what is recorded: settings go before an older record."""
@@ -127,10 +139,10 @@ class OwnVersion:
 
         checks = self._health
         self._log.info("health_set_begins", checks=len(checks.checks))
+        await self._tell(f"has begun its health set ({len(checks.checks)} checks)")
         try:
-            report = await asyncio.to_thread(
-                run_health_set, checks, loaded, self._group
-            )
+            examined = asyncio.to_thread(run_health_set, checks, loaded, self._group)
+            report = await examined
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
             self._log.error("health_set_broke_off", exc_info=error)
             problem = f"{type(error).__name__}: {error}"

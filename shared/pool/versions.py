@@ -5,6 +5,7 @@ drained stays stopped, whatever the settings say, until it is loaded again.
 """
 
 import asyncio
+import platform
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
@@ -199,6 +200,11 @@ class VersionKeeper:
         await self._crew.dismiss(old)
         made = self._crew.employ([planned[n] for n in missing])
         self._children.setdefault(key, {}).update(zip(missing, made, strict=True))
+        # Whoever waits for it would start another by hand; a worker says more, later.
+        starts = (
+            f"tokenmill up on {platform.node()} starts its workers ({len(missing)})"
+        )
+        await self._set_state(key, "loading", reason=starts, only_from=("loading",))
 
     async def _let_end(
         self, key: Key, spec: VersionSpec, alive: Mapping[int, Child]

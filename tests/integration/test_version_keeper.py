@@ -115,8 +115,9 @@ async def test_what_a_crashed_worker_had_begun_ends_before_its_version_does(
 ) -> None:
     await versions.fix({"v1": 100})
     await added(versions)
-    await versions.set_state("v2", "ready", weights_version="w2")
     await host.keeper.look()
+    assert (await state(versions))[1].endswith("starts its workers (1)")
+    await versions.set_state("v2", "ready", weights_version="w2")
     await versions.drain("v2")
     await begun(empty_redis, "m.0.a", "w2")
     for tries in range(1, TRIES + 1):

@@ -1,6 +1,7 @@
 """Health sets: what a file may hold, what passes, what a text's perplexity is."""
 
 import math
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +14,12 @@ from tokenmill.shared.health_set import (
     MOST_BYTES,
     HealthCheck,
     parse_health_set,
-    problem_of,
-    problem_of_text,
     read_health_set,
 )
 from tokenmill.shared.messages import ModelCard
 from tokenmill.workers import health_set
 from tokenmill.workers.echo import EchoEngine
+from tokenmill.workers.health_answer import problem_of, problem_of_text
 from tokenmill.workers.health_perplexity import ROWS, token_losses
 from tokenmill.workers.health_set import run_health_set
 
@@ -75,6 +75,23 @@ def test_an_output_is_held_against_what_was_expected(expected, passes, fails) ->
     check = HealthCheck(prompt="p", **expected)
     assert problem_of(check, passes) is None
     assert repr(fails) in (problem_of(check, fails) or "")
+
+
+def test_a_regex_that_tries_too_many_ways_has_failed_while_others_go_on() -> None:
+    check = HealthCheck(prompt="p", regex="(a|a)*$")
+    said: list[str | None] = []
+
+    def search() -> None:
+        said.append(problem_of(check, "a" * 60 + "b", match_s=0.3))
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    turns = 0
+    while thread.is_alive():  # Python's lock is free meanwhile
+        turns += 1
+        thread.join(0.001)
+    assert turns > 5
+    assert "its regex '(a|a)*$' took longer than 0.3 s on 'aaa" in str(said[0])
 
 
 def test_a_perplexity_that_is_no_number_fails() -> None:
