@@ -28,6 +28,8 @@ CHAT_TOKENS: Final = 1024
 many tokens as a request may produce, so that would leave little for others."""
 MAX_PROMPTS: Final = 128
 """Prompts of one request; each is a job."""
+_SEEDS: Final = 2**63
+"""A job's seed is below; OpenAI's may be negative: -1 is the same as the largest."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -55,7 +57,7 @@ class _Body(QueueFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_tokens: _Count | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=5)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: (
         str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None
     ) = None
@@ -236,7 +238,7 @@ def _sampling(body: Body, max_context: int | None) -> Sampling:
         "top_k": body.top_k,
         "min_p": body.min_p,
         "min_tokens": body.min_tokens,
-        "seed": body.seed,
+        "seed": None if body.seed is None else body.seed % _SEEDS,
         "stop": stop,
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "presence_penalty": body.presence_penalty,

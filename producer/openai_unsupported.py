@@ -27,24 +27,24 @@ def _one_of(*values: object) -> Callable[[object], bool]:
 
 _NOTHING: Final = _one_of()
 _COMMON: Final[Neutral] = {
+    "function_call": _one_of("none"),
+    "functions": _is_empty,
     "metadata": _is_empty,
+    "response_format": _one_of({"type": "text"}),
     "service_tier": _one_of("auto", "default"),
     "store": _one_of(False),
+    "tool_choice": _one_of("none"),
+    "tools": _is_empty,
 }
 CHAT: Final[Neutral] = {
     **_COMMON,
     "audio": _NOTHING,
-    "function_call": _one_of("none"),
-    "functions": _is_empty,
     "modalities": _one_of(["text"]),
     "moderation": _NOTHING,
     "parallel_tool_calls": _one_of(False),
     "prediction": _NOTHING,
     "prompt_cache_retention": _NOTHING,
     "reasoning_effort": _one_of("none"),
-    "response_format": _one_of({"type": "text"}),
-    "tool_choice": _one_of("none"),
-    "tools": _is_empty,
     "verbosity": _NOTHING,
     "web_search_options": _NOTHING,
 }

@@ -161,8 +161,10 @@ def _unsuitable(error: exceptions.RedisError) -> str | None:
         )
     if isinstance(error, exceptions.NoPermissionError) or said == "NOPERM":
         return (
-            "this Redis user lacks a permission; grant keys and channels 'tm:*', "
-            f"+@all or at least +@scripting +@read +@write +@pubsub ({text})"
+            "this Redis user lacks a permission; use the URL of a role that has it "
+            "(deploy/redis/users.acl says which may what), or where one user serves "
+            "all, grant it keys and channels 'tm:*', +@all or at least +@scripting "
+            f"+@read +@write +@pubsub ({text})"
         )
     if isinstance(error, exceptions.AuthenticationError) or any(
         word in text for word in ("NOAUTH", "WRONGPASS", "Authentication required")

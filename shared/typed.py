@@ -33,8 +33,10 @@ def parse(source: bytes, what: str) -> object:
         what: Names it in an error.
 
     Raises:
-        InvalidRequest: It is not JSON in UTF-8, or nested too deeply.
+        InvalidRequest: It is empty, not JSON in UTF-8, or nested too deeply.
     """
+    if not source or source.isspace():
+        raise InvalidRequest(what, "is empty; expected JSON")
     try:
         return msgspec.json.decode(source)
     except UnicodeDecodeError as error:

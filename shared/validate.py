@@ -159,7 +159,7 @@ def _check_content(
     assert messages is not None
     if not any(message.content for message in messages):
         raise InvalidRequest(
-            "messages", f"{len(messages)} messages without content; expected some"
+            "messages", "have no content; expected some in one of them at least"
         )
     for index, message in enumerate(messages):
         _check_unicode(f"messages[{index}].content", message.content)

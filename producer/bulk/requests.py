@@ -216,12 +216,13 @@ def read_id(given: object) -> tuple[Literal["text", "number"], str]:
     """
     if isinstance(given, int) and not isinstance(given, bool):
         return "number", str(given)
-    return "text", _text_id("id", given)
+    return "text", _text_id("id", given, or_else=" or a whole number")
 
 
-def _text_id(field: str, value: object) -> str:
+def _text_id(field: str, value: object, or_else: str = "") -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID:
-        raise _expected(field, value, f"a text of 1 to {MAX_ID} characters")
+        expected = f"a text of 1 to {MAX_ID} characters{or_else}"
+        raise _expected(field, value, expected)
     return value
 
 

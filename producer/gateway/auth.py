@@ -228,8 +228,8 @@ def _refuse_strangers(request: Request, settings: "GatewayConfig") -> None:
 
 
 async def _record(request: Request, owner: Gateway) -> KeyRecord | None:
-    header = request.headers.get("authorization")
-    if header is not None:
+    header = request.headers.get("authorization", "").strip()
+    if header.lower() not in ("", "bearer"):  # which a client without a key may send
         kind, _, secret = header.partition(" ")
         record = None
         if kind.lower() == "bearer" and secret:

@@ -111,7 +111,10 @@ async def stream(
     (or `after`), to any gateway, it goes on behind it. The event `end` is the last.
     """
     job, _ = await _find(owner, caller, job_id)
-    cursor = Cursor.parse(last_event_id or after or "")
+    if last_event_id:
+        cursor = Cursor.parse(last_event_id)
+    else:
+        cursor = Cursor.parse(after or "", "after")
     if cursor.ended:
         return Response(status_code=204)
     events = job_events(

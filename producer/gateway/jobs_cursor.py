@@ -38,8 +38,12 @@ class Cursor:
         self.ended = ended
 
     @classmethod
-    def parse(cls, event_id: str) -> "Cursor":
+    def parse(cls, event_id: str, field: str = FIELD) -> "Cursor":
         """Takes the id of an event apart.
+
+        Args:
+            event_id: As it was received.
+            field: Where the caller sent it.
 
         Raises:
             InvalidRequest: It is not one that this gateway gave.
@@ -49,7 +53,7 @@ class Cursor:
         matches = [_PART.fullmatch(part) for part in parts]
         if len(event_id) > _MOST_CHARACTERS or not all(matches):
             raise InvalidRequest(
-                FIELD,
+                field,
                 f"{event_id[:60]!r} is no id of an event of this stream; expected the "
                 "id of the last event as it was received, or none for the beginning",
             )

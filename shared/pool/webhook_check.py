@@ -57,6 +57,13 @@ async def _settings(
         pipe.zcard(one.webhooks)
     replies = await pipe.execute(raise_on_error=False) if keys else []
     waiting = sum(reply for reply in replies if isinstance(reply, int))
+    if own == "none" and told != "none":
+        return Finding(
+            "info",
+            "webhooks",
+            f"the pool takes them, to {_reach(told)}; {waiting} jobs wait for theirs. "
+            "Here is no webhooks.secret, which schedulers and the janitor alone need",
+        )
     if own == "none" and waiting:
         return Finding(
             "warning",
@@ -76,10 +83,13 @@ async def _settings(
         return Finding(
             "info", "webhooks", "none: jobs that ask for one are refused (no secret)"
         )
-    reach = "any address" if own == "any" else "addresses of the public internet"
     return Finding(
-        "info", "webhooks", f"signed, to {reach}; {waiting} jobs wait for theirs"
+        "info", "webhooks", f"signed, to {_reach(own)}; {waiting} jobs wait for theirs"
     )
+
+
+def _reach(takes: str) -> str:
+    return "any address" if takes == "any" else "addresses of the public internet"
 
 
 async def _late(client: redis.asyncio.Redis) -> list[Finding]:

@@ -75,6 +75,10 @@ async def test_once_there_is_a_key_everyone_needs_one(
     refused = await asked(gateway)
     assert (refused.status_code, code_of(refused)) == (401, "missing_api_key")
     assert refused.headers["www-authenticate"] == "Bearer"
+    for empty in ("", "Bearer"):
+        headers = {"authorization": empty}
+        refused = await gateway.http.get("/v1/models", headers=headers)
+        assert (refused.status_code, code_of(refused)) == (401, "missing_api_key")
     refused = await asked(gateway, "tm-wrong")
     assert (refused.status_code, code_of(refused)) == (401, "invalid_api_key")
     reply = await asked(gateway, secret)

@@ -248,3 +248,5 @@ def test_a_cursor_knows_deltas_without_tokens_and_ends() -> None:
     assert again.positions == cursor.positions
     with pytest.raises(InvalidRequest):
         Cursor.parse("0:1.1," * 1000)
+    with pytest.raises(InvalidRequest, match="after: 'garbage'"):
+        Cursor.parse("garbage", "after")

@@ -128,6 +128,9 @@ async def test_doctor_names_what_is_wrong_with_webhooks_and_usage(client):
     assert "1 jobs have a webhook" in (await findings(client))["webhooks"].message
     assert "1 jobs wait" in (await findings(client, secret=SECRET))["webhooks"].message
     await client.set(POOL, b"{}")
+    elsewhere = (await findings(client))["webhooks"]  # as a producer's settings are
+    assert elsewhere.severity == "info"
+    assert "schedulers and the janitor alone need" in elsewhere.message
     other = (await findings(client, secret=SECRET, allow_private=True))["webhooks"]
     assert (other.severity, "'public'" in other.message) == ("warning", True)
     await client.zadd(OPEN, {"event": 1})

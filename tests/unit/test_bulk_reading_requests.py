@@ -9,9 +9,9 @@ from tokenmill.producer.bulk.accepted import Accepted
 from tokenmill.producer.bulk.answers import RequestForm
 from tokenmill.producer.bulk.flow import Done, Fed, Refused
 from tokenmill.producer.bulk.line_source import Parsed, job_error
-from tokenmill.producer.bulk.requests import RequestReader
+from tokenmill.producer.bulk.requests import RequestReader, read_id
 from tokenmill.shared.bulk.messages import Item, Outcome
-from tokenmill.shared.errors import PromptTooLong
+from tokenmill.shared.errors import InvalidRequest, PromptTooLong
 from tokenmill.shared.messages import (
     Choice,
     FinishReason,
@@ -83,6 +83,15 @@ def test_simple_lines_have_options() -> None:
     other = {"id": "x", "messages": messages, "options": {"model": "chatty"}}
     assert prompt_of(other).messages is not None
     assert prompt_of({"id": "x", "prompt": "a", "options": None}).text == "a"
+
+
+def test_what_may_be_an_id_is_said() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"characters or a whole number, found 1\.0"
+    ):
+        read_id(1.0)
+    with pytest.raises(InvalidRequest, match=r"is missing.*or a whole number"):
+        read_id(None)
 
 
 WRONG: list[tuple[object, str, str | None]] = [

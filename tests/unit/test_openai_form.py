@@ -186,12 +186,30 @@ def test_what_chats_do_not_support_is_refused_by_name(name: str, value: object) 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 4)]
+    ("name", "value"),
+    [
+        *(("echo", True), ("suffix", "x"), ("best_of", 4)),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("response_format", {"type": "json_object"}),
+    ],
 )
 def test_what_completions_do_not_support_is_refused_by_name(
     name: str, value: object
 ) -> None:
-    assert refused(completion, **{name: value}).field == name
+    error = refused(completion, **{name: value})
+    assert error.field == name
+    assert "not supported" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(-1, 2**63 - 1), (-(2**63), 0), (2**63 - 1, 2**63 - 1), (0, 0)]
+)
+def test_a_seed_may_be_negative(given: int, kept: int) -> None:
+    for make in (chat, completion):
+        (prompt,) = prompts_of(make(seed=given))
+        assert prompt.sampling.seed == kept
+    for wrong in (-(2**63) - 1, 2**63):
+        assert refused(chat, seed=wrong).field == "seed"
 
 
 @pytest.mark.parametrize(

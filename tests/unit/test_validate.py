@@ -75,7 +75,7 @@ BAD = [
     ("text", "neither", Prompt()),
     ("text", "both", Prompt("x", messages=(Message("user", "y"),))),
     ("text", "surrogate", Prompt("ab\ud800c")),
-    ("messages", "without content", Prompt(messages=())),
+    ("messages", "have no content", Prompt(messages=())),
     ("messages", "no chat template", Prompt(messages=(Message("user", "y"),))),
     ("model", "cannot be", Prompt("x", model="a b")),
     ("model", "cannot be", Prompt("x", model="")),
@@ -192,7 +192,8 @@ def test_the_limit_of_bytes_counts_the_encoded_request() -> None:
 @pytest.mark.parametrize(
     ("raw", "field", "words"),
     [
-        (b"", "request", "not JSON"),
+        (b"", "request", "is empty"),
+        (b" \n", "request", "is empty"),
         (b"{", "request", "not JSON"),
         (b"[1]", "request", "expected `object`"),
         (b'{"text": "\xff"}', "request", "UTF-8"),

@@ -63,7 +63,7 @@ function runRow(first, mayCancel) {
       setText(share, total > 0 ? [
         `${count(done)} of ${count(total)}${run.total === null ? "+" : ""}`,
         run.cancelled > 0 ? `${count(run.cancelled)} cancelled` : percent(done / total),
-      ].join(", ") : "nothing fed yet");
+      ].join(", ") : isOpen ? "nothing fed yet" : "no items");
       const seconds = (run.updated_ms - run.created_ms) / 1000;
       const perSecond = seconds > 0 ? run.settled / seconds : 0;
       const left = isOpen && perSecond > 0 && run.total !== null
