@@ -2,18 +2,17 @@
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from ...shared.cli_support import handle_errors
 from ..cli_options import AsJson, Url, client_of
 from ..cli_output import print_json, print_note, print_table
+from .cli_describing import as_workers_find_it, config_of, read_devices
 from .cli_tables import print_report, print_versions, shares_line
 
 if TYPE_CHECKING:
-    from ...shared.config_model import ModelConfig
     from ..client import Client
     from .info import VersionInfo
 
@@ -107,7 +106,12 @@ async def add(
     tp: Annotated[int | None, typer.Option(help="Processes a replica.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Workers.")] = None,
     devices: Annotated[
-        list[int] | None, typer.Option("--device", help="CUDA device; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--device",
+            metavar="NUMBER",
+            help="CUDA device by its number in nvidia-smi, as 0; repeatable.",
+        ),
     ] = None,
     health: Annotated[
         Path | None, typer.Option(help="Checks that must pass, JSON lines.")
@@ -125,35 +129,16 @@ async def add(
         "kv": kv,
         "tp": tp,
         "replicas": replicas,
-        "devices": devices or None,
+        "devices": None if devices is None else read_devices(devices) or None,
     }
     async with client_of(url) as mill:
-        info = await mill.add_version(_config(model, version, options), checks)
+        info = await mill.add_version(config_of(model, version, options), checks)
     if as_json:
         print_json(info)
     else:
         print(
             f"{version} of {model} added; next: tokenmill models load {model} {version}"
         )
-
-
-def as_workers_find_it(path: str) -> str:
-    """Returns a path that does not hang on the directory we are in."""
-    local = Path(path).expanduser()
-    return str(local.resolve()) if local.exists() else path
-
-
-def _config(model: str, version: str, options: dict[str, object]) -> "ModelConfig":
-    from ...shared.config_load import convert_setting
-    from ...shared.config_model import ModelConfig
-
-    kinds = get_type_hints(ModelConfig)
-    given = {
-        key: convert_setting(key, value, kinds[key], "command line", from_text=False)
-        for key, value in options.items()
-        if value is not None
-    }
-    return msgspec.convert({"name": model, "version": version, **given}, ModelConfig)
 
 
 def _waiting_command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -139,15 +140,19 @@ def test_an_unknown_card_lists_those_that_are_known() -> None:
     assert "did you mean" not in str(unknown_card("Gaudi3"))
 
 
-@pytest.mark.parametrize("text", ["", "0xL4", "  ", "8x", "-3xL4", "8xL4,4xT4"])
+@pytest.mark.parametrize(
+    "text", ["", "0xL4", "  ", "8x", "-3xL4", "8xL4,4xT4", "1000000xL4"]
+)
 def test_a_fleet_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="8xA100-80G"):
+    with pytest.raises(ConfigError, match=r"1 to 999,999 and one kind .*8xA100-80G"):
         parse_fleet(text)
 
 
 def test_a_fleet_is_a_number_and_a_card() -> None:
     assert parse_fleet("8xA100-80G") == (8, "A100-80G")
     assert parse_fleet(" 4 x L4 ") == (4, "L4")
+    assert parse_fleet("8\N{MULTIPLICATION SIGN}H100") == (8, "H100")
+    assert parse_fleet("0999999xL4") == (999_999, "L4")
     assert parse_fleet("cpu") == (1, "cpu")
     assert parse_fleet("2xRTX 4090") == (2, "RTX 4090")
 
@@ -247,6 +252,25 @@ def test_a_small_model_on_one_card() -> None:
         *("float32", "float16", "bfloat16", "int8", "nf4")
     }
     assert len(found.reasons) >= 7
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "running", "most"),
+    [
+        (SMOLLM, "1xH100", 64, r"sampling on the host, 0\.\d+ ms for each sequence"),
+        (SMOLLM, "1xH100", 1, "Python between steps"),
+        (LLAMA_8B, "1xA100-80G", 1, "reading weights"),
+    ],
+)
+def test_what_most_of_a_step_is_says_why_more_would_not_help(
+    config: dict[str, Any], gpus: str, running: int, most: str
+) -> None:
+    found = plan(config, gpus, running=running)
+    assert found.chosen is not None
+    parts = found.chosen.step_parts
+    assert found.chosen.step_ms == pytest.approx(1000 * parts.total)
+    told = next(one for one in found.reasons if one.startswith("a decode step takes"))
+    assert re.search(most, told)
 
 
 def test_slots_that_are_seldom_taken_do_not_lower_the_rate() -> None:

@@ -10,7 +10,7 @@ from ..engine.model.advice import KV_LOSS, WEIGHTS_LOSS
 from ..engine.model.budget import MIB
 from .ask import Ask
 from .memory import MemoryTable, Use, memory_table
-from .pace import Replica
+from .pace import Replica, StepTime
 from .parameters import kv_bytes_per_token
 from .service import Service
 
@@ -54,6 +54,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """A decode step with all slots taken."""
     collective_ms: float
     """Of it, waiting for other ranks."""
+    step_parts: StepTime
+    """The same in seconds, by what they are spent on."""
     first_token_ms: float
     """Of a prompt that finds a slot while all others are taken."""
     alone_ms: float
@@ -197,6 +199,7 @@ class _Candidate:
             memory=self._memory(running, blocks),
             step_ms=1000 * step.total,
             collective_ms=1000 * step.collective,
+            step_parts=step,
             first_token_ms=1000 * service.first_token_s(running),
             alone_ms=1000 * service.life_s(1),
             full_ms=1000 * service.full_s,

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from ...shared.errors import ConfigError
+from ...shared.typed import shown
 
 GIB: Final = 1024**3
 _PCIE_4: Final = 25e9
@@ -109,7 +110,10 @@ HOST: Final = "cpu"
 _EXTRA: Final = re.compile(r"(NVIDIA|TESLA|GEFORCE|SXM\d?|HBM\d?E?)$")
 """What sellers and nvidia-smi add to a card's name."""
 _SIZE: Final = re.compile(r"(\d{2,3})GI?B?")
-_FLEET: Final = re.compile(r"\s*(?:(\d{1,6})\s*[xX*]\s*)?([A-Za-z][^,]*?)\s*")
+MOST_CARDS: Final = 999_999
+"""Of a fleet."""
+_DIGITS: Final = 7
+_FLEET: Final = re.compile(r"\s*(?:([0-9]+)\s*[xX*\u00d7]\s*)?([A-Za-z][^,]*?)\s*")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,15 +142,16 @@ def parse_fleet(text: str) -> tuple[int, str]:
         ConfigError: Not of that form.
     """
     found = _FLEET.fullmatch(text)
-    count = int(found[1] or 1) if found else 0
-    if found is None or count < 1:
+    # Python reads no number of thousands of digits.
+    digits = (found[1] or "1").lstrip("0")[:_DIGITS] if found else ""
+    if found is None or not 1 <= int(digits or 0) <= MOST_CARDS:
         raise ConfigError(
             "gpus",
-            f"value {text!r}; expected a number and one kind of card, as 8xA100-80G, "
-            "4xL4 or cpu",
+            f"value {shown(text)}; expected a number from 1 to {MOST_CARDS:,} and one "
+            "kind of card, as 8xA100-80G, 4xL4 or cpu",
             "command line",
         )
-    return count, found[2]
+    return int(digits), found[2]
 
 
 def known_card(name: str) -> Card | None:

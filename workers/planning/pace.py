@@ -38,9 +38,25 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one step by what they are spent on."""
 
     compute: float
-    memory: float
+    weights: float
+    """Reading them."""
+    kv: float
+    """Reading keys and values."""
     collective: float
-    host: float
+    python: float
+    """Between two steps, however many sequences run."""
+    sampling: float
+    """Of the host, in proportion to the sequences."""
+
+    @property
+    def memory(self) -> float:
+        """All reading of the device."""
+        return self.weights + self.kv
+
+    @property
+    def host(self) -> float:
+        """What the device waits for."""
+        return self.python + self.sampling
 
     @property
     def total(self) -> float:
@@ -75,13 +91,14 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         attention = 4 * shape.num_layers * heads * shape.head_dim * looked
         logits = rows + (1 if prefill else 0)
         products = 2 * (counts.linear * tokens + counts.head * logits)
-        read = read_bytes(counts, self.weights)
-        read += rows * context * kv_bytes_per_token(shape, self.kv, self.tp)
+        kv = rows * context * kv_bytes_per_token(shape, self.kv, self.tp)
         return StepTime(
             compute=(products + attention) / self.flops,
-            memory=read / self.bandwidth,
+            weights=read_bytes(counts, self.weights) / self.bandwidth,
+            kv=kv / self.bandwidth,
             collective=self.collective(tokens, logits),
-            host=STEP_S + self._sampling(logits),
+            python=STEP_S,
+            sampling=self._sampling(logits),
         )
 
     @property

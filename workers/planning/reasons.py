@@ -27,6 +27,7 @@ def _lines(
         f"{chosen.full_ms:.0f} ms with all slots taken{_target(ask, chosen)}, alone "
         f"{chosen.alone_ms:.0f}; {chosen.limit}"
     )
+    yield _step(chosen)
     longer = chosen.kv_blocks * ask.block_size // chosen.running
     yield (
         f"{chosen.kv_blocks:,} KV blocks of {ask.block_size} tokens: "
@@ -42,6 +43,29 @@ def _lines(
         f"a window of {chosen.max_wait_ms} ms: the scheduler waits half a step, about "
         f"{chosen.step_ms / 2:.3g} ms, and never longer than this"
     )
+
+
+def _step(chosen: Choice) -> str:
+    """Says what most of a decode step is, and so what more sequences would bring."""
+    step = chosen.step_parts
+    each = 1000 * step.sampling / chosen.running
+    parts = {
+        "reading weights, which all sequences share": step.weights,
+        "reading keys and values, more with each sequence": step.kv,
+        "waiting for other ranks": step.collective,
+        "Python between steps, which all sequences share (assumed, not measured)": (
+            step.python
+        ),
+        (
+            f"sampling on the host, {each:.2g} ms for each sequence (assumed, not "
+            "measured): more at once would serve hardly more"
+        ): step.sampling,
+    }
+    if step.compute > step.memory:
+        parts["arithmetic, more with each sequence"] = step.compute
+    most = max(parts, key=parts.__getitem__)
+    part = 1000 * parts[most]
+    return f"a decode step takes {chosen.step_ms:.3g} ms; of it {part:.3g} are {most}"
 
 
 def _precision(ask: Ask, chosen: Choice) -> str:
