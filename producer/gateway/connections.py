@@ -9,6 +9,7 @@ connection of an answer that was broken off is ended without that.
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 import structlog
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -106,10 +107,35 @@ class _Whole:
             goes_on = not is_body or message.get("more_body", False)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(_origin_form(scope), receive, noted)
         finally:
             if goes_on and not self._transport.is_closing():
                 self._transport.abort()
                 _log.debug("connection_cut")
                 # The server hears of it before it sees that the answer has no end.
                 await asyncio.sleep(0)
+
+
+def _origin_form(scope: "Scope") -> "Scope":
+    """Returns a request without the host in its target.
+
+    Every server of HTTP/1.1 takes `GET http://host/path` too, and that host is then
+    the request's, whatever the header says (RFC 9112, 3.2.2).
+    """
+    if scope["type"] != "http" or scope["path"].startswith("/"):
+        return scope
+    try:
+        target = urlsplit(scope["raw_path"].decode("ascii"))
+    except ValueError:
+        return scope  # it is of no form, and found nowhere
+    host = target.netloc.rpartition("@")[2]
+    if target.scheme not in ("http", "https") or not host:
+        return scope
+    path = target.path or "/"
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return {
+        **scope,
+        "path": unquote(path),
+        "raw_path": path.encode("ascii"),
+        "headers": [(b"host", host.encode("ascii")), *others],
+    }

@@ -125,3 +125,31 @@ async def test_noise_behind_an_answer_that_goes_on_adds_nothing_to_it() -> None:
             found += await reader.read()
         writer.close()
     assert b"invalid_http" not in found
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        ("/a%20b?c=1", "/a b", "x"),
+        ("http://me@other:80/a%20b?c=1", "/a b", "other:80"),
+        ("http://other?c=1", "/", "other"),
+        ("http://[::1/a?c=1", "http://[::1/a", "x"),
+        ("ftp://other/a?c=1", "ftp://other/a", "x"),
+    ],
+)
+async def test_a_target_may_name_the_host(target: str, path: str, host: str) -> None:
+    seen = []
+
+    async def app(scope, _receive, send) -> None:
+        seen.append((scope["path"], scope["query_string"], dict(scope["headers"])))
+        await send(START)
+        await send({"type": "http.response.body"})
+
+    async with listening(app) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+    ((seen_path, query, headers),) = seen
+    assert (seen_path, query, headers[b"host"]) == (path, b"c=1", host.encode())
