@@ -110,6 +110,7 @@ class FakeGroup:
         self.serving.set()
         """Cleared by `pause`; set it to serve again."""
         self._turn = asyncio.Lock()
+        self._beating = asyncio.Lock()
         self.emitting = asyncio.Event()
         self.emitting.set()
         """Clear it to hold running jobs between two tokens."""
@@ -160,7 +161,8 @@ class FakeGroup:
 
     async def leave(self) -> None:
         """Stops and is taken off the list, on which its heartbeat would put it."""
-        await self.die()
+        async with self._beating:  # one on its way may arrive after the farewell
+            await self.die()
         await self.scripts.leave(self.name)
 
     def _info(self) -> GroupInfo:
@@ -183,7 +185,8 @@ class FakeGroup:
 
     async def _beat(self) -> None:
         while True:
-            await self.scripts.heartbeat(self.name, self._info(), ttl_ms=60_000)
+            async with self._beating:
+                await self.scripts.heartbeat(self.name, self._info(), ttl_ms=60_000)
             await nap(2)
 
     async def _serve(self) -> None:
