@@ -61,12 +61,14 @@ async def test_a_load_that_failed_while_redis_was_away_leaves_no_task(
     left: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: left.append(what))
 
+    failed = asyncio.Event()
+
     async def away(_: object) -> None:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await failed.wait()
         raise RedisUnavailable("it is away")
 
     async def loading() -> Any:
+        failed.set()
         raise ConfigError("profile", "cannot be")
 
     monkeypatch.setattr(service, "_reach", away)
