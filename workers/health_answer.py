@@ -45,8 +45,8 @@ def _mismatch(pattern: str, output: str, match_s: float) -> str | None:
     except TimeoutError:
         return (
             f"its regex {_short(pattern)} took longer than {match_s:g} s on "
-            f"{_short(output)}; expected one that does not repeat what repeats, or "
-            "may be read in several ways"
+            f"{_short(output)}; expected one without a repeat inside a repeat, and "
+            "without alternatives that match the same"
         )
     except regex.error as error:
         return f"its regex {_short(pattern)} cannot be used: {error}"
