@@ -213,7 +213,7 @@ def test_echo_is_named_on_the_command_line() -> None:
     with pytest.raises(ConfigError, match="expected echo or echo:<ms"):
         EchoEngine.from_name("echo:fast", 4)
     with pytest.raises(ConfigError, match="expected model, echo"):
-        load("tape", None, None)
+        load("tape", ModelConfig(), WorkerConfig())
 
 
 # --- the engine's thread -----------------------------------------------------------
