@@ -109,10 +109,10 @@ class Run:
     async def rounds(self) -> None:
         """Every situation in every round."""
         for number in range(self._options.rounds):
-            version = VERSIONS[number % 2]
-            await self._switch(version)
+            alone, other = VERSIONS if number % 2 == 0 else reversed(VERSIONS)
+            await self._switch(alone)
             await self._window("one version", number)
-            await self._switch("v2", 50.0)
+            await self._switch(other, 50.0)
             await self._window("both", number)
             await self._switch("v1")
             over = asyncio.Event()
