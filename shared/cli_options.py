@@ -10,3 +10,6 @@ ConfigFile = Annotated[
 ]
 RedisUrl = Annotated[str | None, typer.Option("--url", help="Redis URL of the pool.")]
 PrintJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+EngineKind = Annotated[
+    str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
+]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ..shared.cli_options import ConfigFile, PrintJson, RedisUrl
+from ..shared.cli_options import ConfigFile, EngineKind, PrintJson, RedisUrl
 from ..shared.cli_support import handle_errors
 from ..shared.pool.checks import register_check
 from .cli_calibrate import register as register_calibrate
@@ -38,9 +38,6 @@ _Tp = Annotated[
     typer.Option(min=1, max=64, help="Processes to split the model over."),
 ]
 _Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-_Engine = Annotated[
-    str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
-]
 _Version = Annotated[
     str | None, typer.Option(help="Which version of the model (models add).")
 ]
@@ -84,7 +81,7 @@ async def work(
     threads: _Threads = None,
     tp: _Tp = None,
     device: _Device = None,
-    engine: _Engine = "model",
+    engine: EngineKind = "model",
     version: _Version = None,
     partition: _Partition = 0,
     serves: _Serves = None,

@@ -1,20 +1,14 @@
 """What the options of `tokenmill work` put over the settings, checked as those are."""
 
-from typing import TYPE_CHECKING, Final, get_type_hints
-
 import msgspec
 
 from ..shared.config import Config, ModelConfig, WorkerConfig
 from ..shared.config_check import check
-from ..shared.config_load import LoadedConfig, convert_setting
+from ..shared.config_load import LoadedConfig
+from ..shared.config_options import COMMAND_LINE, given_settings
 from ..shared.errors import ConfigError
 from ..shared.keys import MODEL_NAME
 from ..shared.model_choice import public_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-ORIGIN: Final = "command line"
 
 
 def with_worker(loaded: LoadedConfig, **options: object) -> Config:
@@ -27,10 +21,10 @@ def with_worker(loaded: LoadedConfig, **options: object) -> Config:
     Raises:
         ConfigError: A value is none of those that are possible.
     """
-    given = _converted("worker", options, WorkerConfig)
+    given = given_settings(WorkerConfig, options, "worker")
     worker = msgspec.structs.replace(loaded.config.worker, **given)
     config = msgspec.structs.replace(loaded.config, worker=worker)
-    said = {f"worker.{field}": ORIGIN for field in given}
+    said = {f"worker.{field}": COMMAND_LINE for field in given}
     check(config, {**loaded.origins, **said})
     return config
 
@@ -57,9 +51,9 @@ def chosen_model(
             "models.name",
             f"'{base.name}' cannot be a public name; give one with --name "
             "(letters, digits and . _ / -)",
-            ORIGIN,
+            COMMAND_LINE,
         )
-    changes = _converted("models", options, ModelConfig)
+    changes = given_settings(ModelConfig, options, "models")
     if path is not None and (found is None or name is not None):
         changes["path"] = path
     chosen = msgspec.structs.replace(base, **changes)
@@ -69,19 +63,5 @@ def chosen_model(
         # It was one of several, or of none: a place in a list would mislead.
         key = error.key.replace("models[0]", "models", 1)
         given = key.removeprefix("models.") in changes
-        raise ConfigError(key, error.problem, ORIGIN if given else None) from None
+        raise ConfigError(key, error.problem, COMMAND_LINE if given else None) from None
     return chosen
-
-
-def _converted(
-    section: str, options: "Mapping[str, object]", kind: type[msgspec.Struct]
-) -> dict[str, object]:
-    """The options that were given, each of the type of its setting."""
-    kinds = get_type_hints(kind)
-    return {
-        field: convert_setting(
-            f"{section}.{field}", value, kinds[field], ORIGIN, from_text=False
-        )
-        for field, value in options.items()
-        if value is not None
-    }

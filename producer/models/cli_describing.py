@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_type_hints
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -52,13 +52,8 @@ def config_of(
     Raises:
         ConfigError: A value is none of those that are possible.
     """
-    from ...shared.config_load import convert_setting
     from ...shared.config_model import ModelConfig
+    from ...shared.config_options import given_settings
 
-    kinds = get_type_hints(ModelConfig)
-    given = {
-        key: convert_setting(key, value, kinds[key], "command line", from_text=False)
-        for key, value in options.items()
-        if value is not None
-    }
+    given = given_settings(ModelConfig, options)
     return msgspec.convert({"name": model, "version": version, **given}, ModelConfig)

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..cli_options import ConfigFile, PrintJson, RedisUrl
+from ..cli_options import ConfigFile, EngineKind, PrintJson, RedisUrl
 from ..cli_support import handle_errors
 from .cli_health import health
 
@@ -29,9 +29,6 @@ _GatewayPort = Annotated[
     typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one."),
 ]
 _Standby = Annotated[int, typer.Option(min=0, max=8, help="Schedulers that stand by.")]
-_Engine = Annotated[
-    str, typer.Option(help="model; echo or echo:<ms per step> try the queue alone.")
-]
 _Profile = Annotated[
     Path | None,
     typer.Option(file_okay=False, help="Time workers' steps into this directory."),
@@ -66,7 +63,7 @@ def up(
     gateway: _Gateway = False,
     gateway_port: _GatewayPort = None,
     standby: _Standby = 0,
-    engine: _Engine = "model",
+    engine: EngineKind = "model",
     profile: _Profile = None,
     ready_file: _ReadyFile = None,
 ) -> None:

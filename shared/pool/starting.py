@@ -3,19 +3,17 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from ..config import Config
 from ..config_check import check
 from ..config_load import LoadedConfig, load_config
+from ..config_options import COMMAND_LINE
 from ..logging import configure
 from ..model_choice import model_named
 from .plan import PoolOptions
 from .up import Pool
-
-_ORIGIN: Final = "command line"
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +56,7 @@ def overridden(loaded: LoadedConfig, overrides: Overrides) -> Config:
     """
     config, origins = loaded.config, dict(loaded.origins)
     if overrides.state_dir is not None:
-        origins["pool.state_dir"] = _ORIGIN
+        origins["pool.state_dir"] = COMMAND_LINE
         pool = msgspec.structs.replace(config.pool, state_dir=str(overrides.state_dir))
         config = msgspec.structs.replace(config, pool=pool)
     models = config.models
@@ -75,7 +73,7 @@ def overridden(loaded: LoadedConfig, overrides: Overrides) -> Config:
             for model in models
         )
         for index in range(len(models)):
-            origins[f"models[{index}].replicas"] = _ORIGIN
+            origins[f"models[{index}].replicas"] = COMMAND_LINE
     config = msgspec.structs.replace(config, models=models)
     check(config, origins)
     return config
