@@ -199,8 +199,6 @@ async def serve(url: str, config: Config) -> int:
         )
         for task in done:
             task.result()
-        for task in (*running, stopping):
-            task.cancel()
-        await asyncio.gather(*running, stopping, return_exceptions=True)
+        await end_tasks(*running, stopping)
     _log.info("janitor_stopped")
     return 0

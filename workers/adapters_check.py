@@ -14,6 +14,7 @@ from ..shared.adapters import AdapterCheck, AdapterVerdict
 from ..shared.errors import TokenmillError
 from ..shared.messages import encode
 from ..shared.outage import REDIS_ERRORS, Outage
+from ..shared.tasks import end_tasks
 from .adapters_loader import AdapterLoader, off_loop, too_slow
 
 VERDICT_MS: Final = 120_000
@@ -64,10 +65,7 @@ class AdapterChecks:
 
     async def close(self) -> None:
         """Ends what is under way; whoever waits asks another worker."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
 
     async def _answer(self, check_id: str) -> None:
         answer = verdict_key(check_id)

@@ -19,6 +19,7 @@ import structlog
 from ...shared.bulk.store import RunStore
 from ...shared.errors import InvalidRequest, UnknownRun
 from ...shared.messages import Usage
+from ...shared.tasks import end_tasks
 from ..bulk.answers import RequestForm
 from ..bulk.driver import BulkDriver
 from ..bulk.flow import Report
@@ -138,8 +139,7 @@ class BatchWork:
         try:
             report = await self._to_its_end(driver)
         finally:
-            stopping.cancel()
-            await asyncio.gather(stopping, return_exceptions=True)
+            await end_tasks(stopping)
         self._lease.note_usage(
             Usage(
                 prompt_tokens=report.prompt_tokens,
@@ -158,8 +158,7 @@ class BatchWork:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             self._stop.set()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await end_tasks(running)
             raise
 
     async def _stop_in_time(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from fastapi import Request
 
+from ...shared.tasks import end_tasks
 from ..client import Client
 
 if TYPE_CHECKING:
@@ -82,9 +83,7 @@ class Gateway:
                 task.add_done_callback(self._tasks.discard)
             yield
         finally:
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end_tasks(*self._tasks)
             await self.client.close()
             self.files.close()
 

@@ -16,6 +16,7 @@ from redis.exceptions import WatchError
 
 from ...shared.errors import RedisUnavailable, TokenmillError
 from ...shared.file_keys import arriving_key
+from ...shared.tasks import end_tasks
 from .errors import ApiError
 
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ class FilesQuota:
         try:
             yield left
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await end_tasks(renewing)
             await asyncio.shield(self._forget(tenant, note))
 
     async def _note(

@@ -14,6 +14,7 @@ import structlog
 from fastapi import Request
 
 from ...shared.messages import Delta, End, JobResult
+from ...shared.tasks import end_tasks
 from ..job import Job
 from ..openai_form import Spell
 from .errors import ApiError
@@ -80,8 +81,7 @@ class Running:
                 return await work
         finally:
             request.scope[ENDED] = how
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_tasks(work)
             await self.leave()
         if how == "client_left":
             raise ApiError(
@@ -169,5 +169,4 @@ class Running:
                 yield one
             await work
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_tasks(work)

@@ -17,6 +17,7 @@ import structlog
 from starlette.responses import Response
 
 from ...shared.errors import TokenmillError
+from ...shared.tasks import end_tasks
 from .errors import RETRY_S, ApiError, as_api_error, respond, retry_after
 from .leaving import STILL_ALLOWED, until_left, until_refused
 
@@ -159,9 +160,7 @@ class EventStream(Response):
         finally:
             scope[ENDED] = ended
             tasks = (pump, left, leaving, refused, *self._heartbeats)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
             await self._source.aclose()
 
     async def _watch(
@@ -231,9 +230,7 @@ class EventStream(Response):
         """Ends the stream with an error, unless the client takes nothing anyway."""
         was_sending = self._is_sending
         tasks = (pump, *self._heartbeats)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         if not was_sending:
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
