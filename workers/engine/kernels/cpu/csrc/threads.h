@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #if defined(__x86_64__)
@@ -29,6 +30,12 @@ inline void pause_briefly() {
 #endif
 }
 
+// In the one block of all of this library's thread-local data.
+inline volatile char& thread_data() {
+  static thread_local volatile char data = 0;
+  return data;
+}
+
 class Pool {
  public:
   using Call = void (*)(const void* body, int64_t item);
@@ -43,6 +50,7 @@ class Pool {
       std::fprintf(stderr, "tokenmill kernels: %d of %d helper threads, then: %s\n",
                    begun, helpers, error.what());
     }
+    while (ready_.load() < begun) std::this_thread::yield();
   }
 
   int helpers() const { return helpers_; }
@@ -96,7 +104,19 @@ class Pool {
     return false;
   }
 
+  // A thread gets its arena, thread-local data and what exceptions need at first use.
+  // Where no memory is left by then, the loader ends the process: take them now.
+  static void take_thread_memory() {
+    try {
+      throw std::bad_alloc();
+    } catch (const std::bad_alloc&) {
+    }
+    thread_data() = 1;
+  }
+
   void help() {
+    take_thread_memory();
+    ready_.fetch_add(1);
     // Long enough to bridge the gap between two operations of a layer.
     constexpr auto kSpin = std::chrono::microseconds(100);
     for (;;) {
@@ -117,7 +137,7 @@ class Pool {
   const pid_t process_;
   std::mutex turn_, sleep_;
   std::condition_variable wake_;
-  std::atomic<int> sleeping_{0};
+  std::atomic<int> ready_{0}, sleeping_{0};
   Call call_ = nullptr;
   const void* body_ = nullptr;
   uint32_t count_ = 0, generation_ = 0;
