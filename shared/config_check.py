@@ -207,49 +207,41 @@ def _check_tenants(config: Config, origins: Mapping[str, str]) -> None:
 def _check_model(
     key: str, model: ModelConfig, seen: set[str], origins: Mapping[str, str]
 ) -> None:
-    name = f"{key}.name"
+    def wrong(field: str, problem: str) -> ConfigError:
+        name = f"{key}.{field}"
+        return ConfigError(name, problem, origins.get(name))
+
     if not MODEL_NAME.fullmatch(model.name):
-        raise ConfigError(
-            name,
+        raise wrong(
+            "name",
             f"value {model.name!r}; expected 1 to 96 of letters, digits, . _ / - "
             "(give the directory or hub id as models.path)",
-            origins.get(name),
         )
     if model.name in seen:
-        raise ConfigError(
-            name, f"'{model.name}' is listed twice; use replicas", origins.get(name)
-        )
+        raise wrong("name", f"'{model.name}' is listed twice; use replicas")
     seen.add(model.name)
     if not VERSION_NAME.fullmatch(model.version):
-        raise ConfigError(
-            f"{key}.version",
+        raise wrong(
+            "version",
             f"value {model.version!r}; expected 1 to 32 letters, digits and . _ + -, "
             "beginning with a letter, a digit or _",
-            origins.get(f"{key}.version"),
         )
     if not 0 <= model.outlier_threshold <= 1000:
-        raise ConfigError(
-            f"{key}.outlier_threshold",
+        raise wrong(
+            "outlier_threshold",
             f"value {model.outlier_threshold}; expected 0 (none) to 1000",
-            origins.get(f"{key}.outlier_threshold"),
         )
     if model.outlier_threshold and model.weights != "int8-bnb":
-        raise ConfigError(
-            f"{key}.outlier_threshold",
+        raise wrong(
+            "outlier_threshold",
             f"value {model.outlier_threshold} with weights '{model.weights}'; only "
             "'int8-bnb' has a threshold",
-            origins.get(f"{key}.outlier_threshold"),
         )
     if not 0 <= model.replicas <= 1024:
-        raise ConfigError(
-            f"{key}.replicas",
-            f"value {model.replicas}; expected 0 to 1024",
-            origins.get(f"{key}.replicas"),
-        )
+        raise wrong("replicas", f"value {model.replicas}; expected 0 to 1024")
     if model.serves and len(model.serves) != model.replicas:
-        raise ConfigError(
-            f"{key}.serves",
+        raise wrong(
+            "serves",
             f"has {len(model.serves)} entries; expected one for each of the "
             f"{model.replicas} replicas, or none",
-            origins.get(f"{key}.serves"),
         )
