@@ -39,6 +39,17 @@ def reader(client, room: WaitingRoom | None = None, ahead: int = 4) -> LaneReade
     return LaneReader(client, KEYS, JobClass.INTERACTIVE, room, ahead)
 
 
+def waiting(number: int) -> WaitingJob:
+    return WaitingJob(
+        id=str(number),
+        tokens=1,
+        max_tokens=1,
+        bucket="128",
+        tenant="t",
+        enqueued_ms=0,
+    )
+
+
 def ids(entries) -> list[str]:
     return [fields[b"id"].decode() for _, _, fields in entries]
 
@@ -73,15 +84,7 @@ async def test_a_lane_with_enough_in_memory_is_left_out_and_that_is_told(redis_c
     key = await put(redis_client, 1, 6)
     await lanes.read()
     for number in range(3):
-        job = WaitingJob(
-            id=str(number),
-            tokens=1,
-            max_tokens=1,
-            bucket="128",
-            tenant="t",
-            enqueued_ms=0,
-        )
-        room.add(Ready(job, b"", key, "1-0"))
+        room.add(Ready(waiting(number), b"", key, "1-0"))
     assert (await lanes.read())[0] == []
     assert lanes.held_back
     room.take_all(("0", "1", "2"))
@@ -97,15 +100,7 @@ async def test_resume_is_read_up_to_a_bound_that_no_lane_shares(
     lanes = reader(redis_client, room)
     for number in range(3):
         await redis_client.xadd(KEYS.resume, {"id": f"r{number}"})
-        job = WaitingJob(
-            id=str(number),
-            tokens=1,
-            max_tokens=1,
-            bucket="128",
-            tenant="t",
-            enqueued_ms=0,
-        )
-        room.add(Ready(job, b"", KEYS.resume, "1-0", resumed=True))
+        room.add(Ready(waiting(number), b"", KEYS.resume, "1-0", resumed=True))
     await put(redis_client, 1, 1)
     assert ids((await lanes.read())[0]) == ["1.0"]
     assert lanes.held_back

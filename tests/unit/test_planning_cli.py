@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from support.model_configs import SMOLLM
 
 from tokenmill.shared.config_load import load_config
 from tokenmill.shared.errors import ConfigError, ModelLoadError, PromptTooLong
@@ -19,17 +20,6 @@ from tokenmill.workers.cli_plan import plan_model
 from tokenmill.workers.engine.model.budget import FreeMemory
 
 SOURCE = Path(__file__).parents[2] / "src"
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +36,7 @@ def small(tmp_path: Path) -> Path:
     """A directory with a configuration and nothing else."""
     path = tmp_path / "small"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "config.json").write_text(json.dumps(SMOLLM))
     return path
 
 
@@ -88,7 +78,7 @@ def test_a_file_alone_is_enough_and_named_after_its_directory(
     by_file = as_json(capsys, model=str(small / "config.json"), gpus="1xL4")
     assert by_file == as_json(capsys, model=str(small), gpus="1xL4")
     other = tmp_path / "mine.json"
-    other.write_text(json.dumps(CONFIG))
+    other.write_text(json.dumps(SMOLLM))
     assert as_json(capsys, model=str(other), gpus="1xL4")["model"] == "mine"
 
 

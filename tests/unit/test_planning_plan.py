@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.model_configs import SMOLLM
 
 from tokenmill.shared.errors import ConfigError, ModelLoadError, PromptTooLong
 from tokenmill.workers.engine.parallel.shard import degrees
@@ -27,17 +28,6 @@ from tokenmill.workers.planning.queueing import wait_quantile, waits
 from tokenmill.workers.planning.service import Request, Service
 from tokenmill.workers.planning.shape import read_shape
 
-SMOLLM = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
 LLAMA_8B = {
     "model_type": "llama",
     "vocab_size": 128256,
