@@ -18,7 +18,7 @@ import bulk_loss
 import bulk_rate
 import bulk_ttft
 from bulk_pool import BulkPool, up
-from harness import cores, finish, machine, quiet_logs, show
+from harness import cores, finish, machine, new_parser, quiet_logs, show
 
 from tokenmill.workers.engine.model.resolve import resolve_model
 
@@ -31,10 +31,7 @@ PARTS = ("loss", "rate", "ttft")
 
 def arguments() -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--model", default="smollm2-135m")
     add("--documents", type=int, default=40, help="the shortest, if fewer than 40")

@@ -1,5 +1,6 @@
 """What all benchmarks need: own processes, the state of the machine, saved results."""
 
+import argparse
 import json
 import math
 import multiprocessing
@@ -24,6 +25,18 @@ RESULTS = Path(__file__).parent / "results"
 
 BUSY_LOAD = 0.5
 """Processes that want a core before the start; above it, times are not to be trusted"""
+
+
+def new_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help says what a script is, and the default of each option.
+
+    Args:
+        doc: Of the script; its first line is shown.
+    """
+    return argparse.ArgumentParser(
+        description=(doc or "").splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
 
 
 def quiet_logs() -> None:

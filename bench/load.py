@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import finish, machine, quiet_logs, show
+from harness import finish, machine, new_parser, quiet_logs, show
 from load_drive import drive
 from load_measure import WORDS_PER_MINUTE, Objective, figures
 from load_plan import WORKLOAD, Step, distinct, read_workload, shuffled, steps
@@ -45,10 +45,7 @@ def _numbers(text: str) -> list[float]:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--url", help="Redis of a pool that runs already")
     add("--gateway", help="address of a gateway that runs already")

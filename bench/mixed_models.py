@@ -27,9 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import Figures, finish, machine, quiet_logs, show
-from load_plan import Request, read_workload
 from model_load import ModelSide, Window, doubts, figures_of, offered, saturated
-from model_pool import checkpoint, parser_of, running
+from model_pool import asked, checkpoint, parser_of, requests_of, running
 
 from tokenmill import Client
 
@@ -73,10 +72,7 @@ class Run:
         self.steps: dict[str, Figures] = {}
         """Figures of each model at a part of it, by situation."""
         self._options = options
-        found = read_workload(
-            options.workload, options.limit_tokens, options.limit_prompt
-        )
-        self._requests: list[Request] = found[: options.requests]
+        self._requests = requests_of(options)
 
     async def whole_host(self, url: str) -> None:
         """One model in a pool of its own."""
@@ -222,19 +218,10 @@ def main() -> int:
     show("added by a neighbour", extra)
     show("throughput", rate)
     verdict, problems = problems_of(run.full, run.steps, extra, options.load)
-    asked = (
-        "model",
-        "engine",
-        "share",
-        "load",
-        "rounds",
-        "limit_tokens",
-        "limit_prompt",
-    )
     report: dict[str, object] = {
         "benchmark": "mixed_models",
         "machine": facts,
-        **{name: getattr(options, name) for name in asked},
+        **asked(options, "share"),
         "capacity_qps": run.capacity(),
         "full": run.full,
         "steps": run.steps,

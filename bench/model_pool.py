@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from load_plan import WORKLOAD
+from harness import new_parser
+from load_plan import WORKLOAD, Request, read_workload
 from load_pool import MILL, running_process, wait_ready
 
 from tokenmill import Client
@@ -25,10 +26,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     Args:
         doc: Of the script; its first line says what it is.
     """
-    parser = argparse.ArgumentParser(
-        description=(doc or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(doc)
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="built-in name, directory or hub id")
     add("--engine", default="model", help="model, or echo:<ms a step>")
@@ -42,6 +40,23 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     add("--seed", type=int, default=1)
     add("--report", action="store_true", help="save the figures in bench/results")
     return parser
+
+
+def requests_of(options: argparse.Namespace) -> list[Request]:
+    """Returns the requests of the workload that were asked for."""
+    found = read_workload(options.workload, options.limit_tokens, options.limit_prompt)
+    return found[: options.requests]
+
+
+def asked(options: argparse.Namespace, *own: str) -> dict[str, object]:
+    """Returns what was asked for, as it stands in a report.
+
+    Args:
+        options: What `parser_of` and the benchmark have read.
+        own: Options that are the benchmark's own.
+    """
+    common = ("model", "engine", "load", "rounds", "limit_tokens", "limit_prompt")
+    return {name: getattr(options, name) for name in (*common, *own)}
 
 
 def checkpoint(model: str, engine: str) -> str:

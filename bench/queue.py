@@ -35,10 +35,7 @@ if __name__ == "queue":
 
 def arguments() -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--jobs", type=int, default=20_000, help="jobs through tokenmill, each round")
     add("--peer-jobs", type=int, default=3_000, help="jobs through each peer")
@@ -138,7 +135,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from harness import finish, machine, show
+    from harness import finish, machine, new_parser, show
     from queue_latency import RATE, latency, result_latency
     from queue_pool import pool
     from queue_sides import PEERS, Figures, Peer, measure_peer, measure_pool

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import cast
 
 import redis
-from harness import finish, machine, percentile, show
+from harness import finish, machine, new_parser, percentile, show
 from queue_pool import (
     HERE,
     client,
@@ -61,10 +61,7 @@ SERVER = ("--appendonly", "no")
 
 def arguments() -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--waiting", default="1000,1000000", help="levels, with commas between")
     add("--tenants", type=int, default=8, help="that share the jobs evenly")

@@ -19,7 +19,7 @@ import time
 from typing import cast
 
 import redis
-from harness import finish, machine, show
+from harness import finish, machine, new_parser, show
 from queue_pool import Pool, client, pool, report_of, rss_mib
 from queue_sides import ours, parts
 from soak_verdict import GROWTH_PERCENT, growth_percent, load_problems
@@ -32,10 +32,7 @@ Samples = dict[str, list[float]]
 
 def arguments() -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=30.0, help="of load, warm-up included")
     add("--load", type=float, default=0.5, help="share of what the pool can do")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import cast
 
 import redis
-from harness import finish, machine, percentile, show
+from harness import finish, machine, new_parser, percentile, show
 from queue_pool import (
     HERE,
     client,
@@ -50,10 +50,7 @@ Times = dict[str, list[float]]
 
 def arguments() -> argparse.Namespace:
     """What is asked for."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--subscribers", type=int, default=1_000)
     add("--jobs", type=int, default=500, help="jobs that are followed")

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from harness import finish, machine, quiet_logs, show
 from load_drive import closed_loop
-from load_plan import distinct, read_workload, shuffled
+from load_plan import distinct, shuffled
 from model_load import ModelSide, Window, figures_of, offered, saturated
-from model_pool import checkpoint, parser_of, running
+from model_pool import asked, checkpoint, parser_of, requests_of, running
 from switches_check import (
     KINDS,
     TARGET,
@@ -80,10 +80,7 @@ class Run:
         self.side = ModelSide(mill, MODEL)
         self._mill = mill
         self._options = options
-        found = read_workload(
-            options.workload, options.limit_tokens, options.limit_prompt
-        )
-        self._requests = found[: options.requests]
+        self._requests = requests_of(options)
 
     async def warm(self, path: str) -> None:
         """Loads the second version, warms both and finds what one can do."""
@@ -205,19 +202,10 @@ def main() -> int:
         with running(directory, [table], *common) as url:
             found = asyncio.run(measured(url, path, options))
     show("times with switches over those without", found["ratios"])  # type: ignore[arg-type]
-    asked = (
-        "model",
-        "engine",
-        "load",
-        "every",
-        "rounds",
-        "limit_tokens",
-        "limit_prompt",
-    )
     report: dict[str, object] = {
         "benchmark": "switches",
         "machine": facts,
-        **{name: getattr(options, name) for name in asked},
+        **asked(options, "every"),
         **found,
     }
     return finish(report, save=options.report)
