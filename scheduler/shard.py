@@ -12,6 +12,7 @@ from ..shared.keys import WARM, Keys
 from ..shared.messages import SCHEMA_VERSION, JobClass
 from ..shared.model_terms import buckets_for, limits_for
 from ..shared.scripts import Scripts
+from .adapter_keeping import keep_adapters
 from .bell import listen
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
@@ -79,8 +80,9 @@ class ShardScheduler:
         beside = [asyncio.create_task(self._warm())]
         if self._keys.partition == 0:
             # No part of leading: who loses Redis' memory loses the lease as well.
-            keeping = keep_route(self._client, self._keys.model)
-            beside.append(asyncio.create_task(keeping))
+            for keep in (keep_route, keep_adapters):
+                keeping = keep(self._client, self._keys.model)
+                beside.append(asyncio.create_task(keeping))
         try:
             while True:
                 await self._once()

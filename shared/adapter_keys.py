@@ -2,8 +2,8 @@
 
 from typing import Final
 
-PERMANENT_ADAPTERS: Final = r"tm:adapters:.+"
-"""Pattern of the names that stay for ever: one for each model that has adapters."""
+PERMANENT_ADAPTERS: Final = r"tm:(?:adapters|adapters-mark):.+"
+"""Pattern of the names that stay for ever: two for each model that has adapters."""
 
 
 def adapters_key(model: str) -> str:
@@ -11,6 +11,13 @@ def adapters_key(model: str) -> str:
     was replaced or removed and may still be in use; permanent, one a model.
     """
     return f"tm:adapters:{model}"
+
+
+def mark_key(model: str) -> str:
+    """string, `<epoch>:<number>`: the number rises with each change of the hash above,
+    the epoch is another one where Redis has lost it; permanent, one a model.
+    """
+    return f"tm:adapters-mark:{model}"
 
 
 def check_key(check_id: str) -> str:

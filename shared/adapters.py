@@ -176,10 +176,47 @@ def unknown_adapter(model: str, name: str, known: Iterable[str]) -> UnknownAdapt
         known: Names that whoever asks may use.
     """
     names = sorted(known)
-    listed = ", ".join(names[:_LISTED]) or "none"
+    listed = ", ".join(names[:_LISTED]) or "none; `tokenmill lora add` registers one"
     if len(names) > _LISTED:
         listed += f" and {len(names) - _LISTED} more"
     return UnknownAdapter(
         "adapter",
         f"{shown(name)} is no adapter of the model '{model}'; it has {listed}",
     )
+
+
+def name_in_use(before: AdapterCard, new: AdapterCard) -> InvalidRequest:
+    """Returns the error of a name that another adapter has.
+
+    Args:
+        before: Who has it.
+        new: Who was to have it.
+    """
+    whose = "" if before.tenant is None else f", of the tenant '{before.tenant}'"
+    way = ", or replace it (--replace)" if before.tenant == new.tenant else ""
+    return InvalidRequest(
+        "name",
+        f"'{before.name}' is in use for the model '{before.model}' (from "
+        f"{before.path}, digest {before.digest[:12]}{whose}); choose another name or "
+        f"remove it first{way}",
+    )
+
+
+def not_theirs(before: AdapterCard, new: AdapterCard) -> InvalidRequest:
+    """Returns the error of a name that is somebody else's until it is removed.
+
+    Args:
+        before: Who has it.
+        new: Who was to have it.
+    """
+    return InvalidRequest(
+        "tenant",
+        f"'{before.name}' of the model '{before.model}' is for {_users(before)}, and "
+        f"cannot be replaced by one for {_users(new)}: jobs that use it would fail; "
+        "replace it for the same, choose another name, or remove it first (tokenmill "
+        "lora remove)",
+    )
+
+
+def _users(card: AdapterCard) -> str:
+    return "all tenants" if card.tenant is None else f"the tenant '{card.tenant}'"

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from redis.exceptions import WatchError
 
-from .adapter_keys import adapters_key
-from .adapters import RETIRED_MS, AdapterCard, key_of, unknown_adapter
+from .adapter_keys import adapters_key, mark_key
+from .adapters import (
+    RETIRED_MS,
+    AdapterCard,
+    key_of,
+    name_in_use,
+    not_theirs,
+    unknown_adapter,
+)
 from .adapters_fit import noted
+from .adapters_mark import next_mark
+from .clock import time_ms
 from .errors import InvalidRequest, ProtocolError
 from .messages import AdapterRef, encode
 from .redis import translate
@@ -25,8 +34,8 @@ MOST_ADAPTERS: Final = 10_000
 _TRIES: Final = 20
 _decoder: Final = msgspec.json.Decoder(AdapterCard)
 _Answer = TypeVar("_Answer")
-_Entries = Mapping[bytes, bytes]
-_Writes = dict[str, bytes | None]
+Entries = Mapping[bytes, bytes]
+Writes = dict[str, bytes | None]
 """Field -> what is written there; None removes it."""
 
 
@@ -50,7 +59,7 @@ class AdapterRegistry:
     def __init__(self, client: "redis.asyncio.Redis", model: str) -> None:
         self._redis = client
         self.model = model
-        self._key = adapters_key(model)
+        self._key, self._mark = adapters_key(model), mark_key(model)
 
     async def cards(self) -> list[AdapterCard]:
         """Returns those that can be used, by name.
@@ -101,7 +110,7 @@ class AdapterRegistry:
                 are too many.
         """
 
-        def decide(entries: _Entries, now_ms: int) -> tuple[AdapterCard, _Writes]:
+        def decide(entries: Entries, now_ms: int) -> tuple[AdapterCard, Writes]:
             raw = entries.get(card.name.encode())
             before = None if raw is None else decoded(raw, self._key)
             new = msgspec.structs.replace(card, added_ms=now_ms)
@@ -113,15 +122,15 @@ class AdapterRegistry:
                 if (before.base, before.checked) == (new.base, new.checked):
                     return before, {}
             elif not replace:
-                raise _in_use(before, new)
+                raise name_in_use(before, new)
             elif before.tenant != new.tenant:
-                raise _not_theirs(before, new)
-            writes: _Writes = {card.name: encode(new), _retired_field(new.ref): None}
+                raise not_theirs(before, new)
+            writes: Writes = {card.name: encode(new), _retired_field(new.ref): None}
             if before is not None and before.digest != new.digest:
                 writes |= _retired(before, "replaced", now_ms)
             return new, writes
 
-        return await self._change(decide)
+        return await self.change(decide)
 
     async def remove(self, name: str) -> AdapterCard:
         """Takes a name away: jobs that have not begun fail, the others go on.
@@ -133,19 +142,19 @@ class AdapterRegistry:
             UnknownAdapter: Nothing does.
         """
 
-        def decide(entries: _Entries, now_ms: int) -> tuple[AdapterCard, _Writes]:
+        def decide(entries: Entries, now_ms: int) -> tuple[AdapterCard, Writes]:
             raw = entries.get(name.encode())
             if raw is None:
                 known = [field.decode() for field in entries if field[:1] != b"@"]
                 raise unknown_adapter(self.model, name, known)
             before = decoded(raw, self._key)
-            writes: _Writes = {name: None, **_retired(before, "removed", now_ms)}
+            writes: Writes = {name: None, **_retired(before, "removed", now_ms)}
             for field, old in entries.items():  # what it has replaced goes with it
                 if field.startswith(f"@{name}@".encode()):
                     writes |= _retired(decoded(old, self._key), "removed", now_ms)
             return before, writes
 
-        return await self._change(decide)
+        return await self.change(decide)
 
     async def note(self, found: Iterable[tuple[AdapterCard, dict[str, str]]]) -> None:
         """Keeps what workers of other versions have said of adapters.
@@ -156,8 +165,8 @@ class AdapterRegistry:
         """
         answers = list(found)
 
-        def decide(entries: _Entries, _: int) -> tuple[None, _Writes]:
-            writes: _Writes = {}
+        def decide(entries: Entries, _: int) -> tuple[None, Writes]:
+            writes: Writes = {}
             for card, said in answers:
                 raw = entries.get(card.name.encode())
                 before = None if raw is None else decoded(raw, self._key)
@@ -167,23 +176,31 @@ class AdapterRegistry:
             return None, writes
 
         if answers:
-            await self._change(decide)
+            await self.change(decide)
 
-    async def _change(
-        self, decide: Callable[[_Entries, int], tuple[_Answer, _Writes]]
+    async def change(
+        self, decide: Callable[[Entries, int], tuple[_Answer, Writes]]
     ) -> _Answer:
+        """Reads, decides and writes, again where somebody has written in between.
+
+        Args:
+            decide: From all entries and the time in ms to an answer, and what is to be
+                written.
+        """
         with translate():
             for _ in range(_TRIES):
                 async with self._redis.pipeline(transaction=True) as pipe:
                     await pipe.watch(self._key)
                     entries = await pipe.hgetall(self._key)  # type: ignore[misc]
-                    now_ms = _milliseconds(await pipe.time())
+                    now_ms = time_ms(await pipe.time())
+                    mark = await pipe.get(self._mark)
                     answer, writes = decide(entries, now_ms)
                     if not writes:
                         return answer
                     writes = {**_outlived(entries, now_ms), **writes}
                     pipe.multi()  # type: ignore[no-untyped-call]
                     self._write(pipe, writes)
+                    pipe.set(self._mark, next_mark(mark))
                     try:
                         await pipe.execute()
                     except WatchError:
@@ -193,7 +210,7 @@ class AdapterRegistry:
             f"{self._key} changed {_TRIES} times while it was to be written; try again"
         )
 
-    def _write(self, pipe: Any, writes: _Writes) -> None:  # noqa: ANN401 - of redis-py
+    def _write(self, pipe: Any, writes: Writes) -> None:  # noqa: ANN401 - of redis-py
         kept = {field: value for field, value in writes.items() if value is not None}
         gone = [field for field, value in writes.items() if value is None]
         if kept:
@@ -202,7 +219,7 @@ class AdapterRegistry:
             pipe.hdel(self._key, *gone)
 
 
-def current_cards(entries: _Entries, key: str) -> list[AdapterCard]:
+def current_cards(entries: Entries, key: str) -> list[AdapterCard]:
     """Returns the cards of a registry that can be used, by name.
 
     Args:
@@ -235,14 +252,14 @@ def _retired_field(ref: AdapterRef) -> str:
     return f"@{key_of(ref)}"
 
 
-def _retired(card: AdapterCard, how: str, now_ms: int) -> _Writes:
+def _retired(card: AdapterCard, how: str, now_ms: int) -> Writes:
     old = msgspec.structs.replace(card, retired=how, retired_ms=now_ms)
     return {_retired_field(card.ref): encode(old)}
 
 
-def _outlived(entries: _Entries, now_ms: int) -> _Writes:
+def _outlived(entries: Entries, now_ms: int) -> Writes:
     """Entries of what was retired so long ago that no job can name it any more."""
-    gone: _Writes = {}
+    gone: Writes = {}
     for field, raw in entries.items():
         if field[:1] == b"@":
             retired_ms = decoded(raw, "the registry").retired_ms or 0
@@ -259,7 +276,7 @@ def _same(before: AdapterCard, new: AdapterCard) -> bool:
     )
 
 
-def _require_room(entries: _Entries) -> None:
+def _require_room(entries: Entries) -> None:
     count = sum(field[:1] != b"@" for field in entries)
     if count >= MOST_ADAPTERS:
         raise InvalidRequest(
@@ -267,33 +284,3 @@ def _require_room(entries: _Entries) -> None:
             f"the model has {count} adapters, as many as it may have; remove some with "
             "tokenmill lora remove",
         )
-
-
-def _in_use(before: AdapterCard, new: AdapterCard) -> InvalidRequest:
-    whose = "" if before.tenant is None else f", of the tenant '{before.tenant}'"
-    way = ", or replace it (--replace)" if before.tenant == new.tenant else ""
-    return InvalidRequest(
-        "name",
-        f"'{before.name}' is in use for the model '{before.model}' (from "
-        f"{before.path}, digest {before.digest[:12]}{whose}); choose another name or "
-        f"remove it first{way}",
-    )
-
-
-def _not_theirs(before: AdapterCard, new: AdapterCard) -> InvalidRequest:
-    """A name is for whom it was registered until it is removed."""
-    return InvalidRequest(
-        "tenant",
-        f"'{before.name}' of the model '{before.model}' is for {_users(before)}, and "
-        f"cannot be replaced by one for {_users(new)}: jobs that use it would fail; "
-        "replace it for the same, choose another name, or remove it first (tokenmill "
-        "lora remove)",
-    )
-
-
-def _users(card: AdapterCard) -> str:
-    return "all tenants" if card.tenant is None else f"the tenant '{card.tenant}'"
-
-
-def _milliseconds(time: tuple[int, int]) -> int:
-    return int(time[0]) * 1000 + int(time[1]) // 1000

@@ -1,7 +1,7 @@
 """The clock of Redis: asked for, or as seen from here without asking each time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 async def redis_ms(client: "redis.asyncio.Redis") -> int:
     """Returns the time of Redis in milliseconds; one round trip."""
-    seconds, microseconds = await client.time()
+    return time_ms(await client.time())
+
+
+def time_ms(reply: Sequence[int | bytes]) -> int:
+    """Returns a reply to `TIME`, seconds and microseconds, in milliseconds."""
+    seconds, microseconds = reply
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 

@@ -241,5 +241,6 @@ def _not_there(
     return UnknownAdapter(
         "adapter",
         f"'{ref.name}' is no adapter of the model '{model}' that the tenant "
-        f"'{tenant}' may use",
+        f"'{tenant}' may use; register it with `tokenmill lora add` and submit the job "
+        "again, or name another",
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...shared.adapter_names import split_name
-from ...shared.errors import InvalidRequest
+from ...shared.errors import InvalidRequest, UnknownAdapter
 from ...shared.keys import MODEL_NAME
 from ...shared.validate import TENANT
 from ..session import Session
@@ -115,7 +115,20 @@ class AdapterCalls:
 
         session = self._session
         registry = AdapterRegistry(session.redis, await self._base(model))
-        return await session.patiently(lambda: registry.remove(name))
+        before = await session.patiently(lambda: registry.card(name))
+        tries = 0
+
+        async def removed() -> "AdapterCard":
+            nonlocal tries
+            tries += 1
+            try:
+                return await registry.remove(name)
+            except UnknownAdapter:
+                if tries < 2 or before is None:
+                    raise
+                return before  # the reply to a try before was lost
+
+        return await session.patiently(removed)
 
     async def _base(self, model: str | None) -> str:
         session = self._session

@@ -27,6 +27,7 @@ from tokenmill.shared.errors import (
     JobCancelled,
     JobFailed,
     ModelUnavailable,
+    RedisUnavailable,
     UnknownAdapter,
     VersionConflict,
 )
@@ -302,6 +303,25 @@ async def test_files_that_never_come_are_said_and_block_no_other_check(
     assert "did not come within 1 s" in (verdicts["1"].problem or "")
     assert verdicts["2"].problem is None
     await checks.close()
+
+
+async def test_a_removal_whose_reply_was_lost_is_no_error(
+    mill, tmp_path, monkeypatch
+) -> None:
+    path = save_plain_adapter(tmp_path / "tone")
+    await mill.add_adapter("tone", path, model=MODEL)
+    remove, lost = AdapterRegistry.remove, iter([True])
+
+    async def removed(self, name: str):
+        card = await remove(self, name)
+        if next(lost, False):
+            raise RedisUnavailable("the reply is lost")
+        return card
+
+    monkeypatch.setattr(AdapterRegistry, "remove", removed)
+    assert (await mill.remove_adapter("tone", model=MODEL)).name == "tone"
+    with pytest.raises(UnknownAdapter):
+        await mill.remove_adapter("tone", model=MODEL)
 
 
 async def _is_running(mill: Client, job_id: str) -> bool:
