@@ -135,7 +135,7 @@ class Client(DeadCalls, AccountCalls, AdapterCalls, VersionCalls):
         checked = as_prompt(prompt)
         view = await self._open_model(checked.model)
         adapter = await self._session.adapter(checked)
-        await self._session.require_version(checked, view.pool)
+        await self._session.require_version(checked, view)
         job = new_job(checked, view.card, view.pool, adapter=adapter)
         await self._require_served([job], when_unserved)
         submission = Submission(self._session, view.pool, when_full, wait_s)
@@ -194,7 +194,7 @@ class Client(DeadCalls, AccountCalls, AdapterCalls, VersionCalls):
                 if view is None:
                     view = views[checked.model] = await self._open_model(checked.model)
                 adapter = await self._session.adapter(checked)
-                await self._session.require_version(checked, view.pool)
+                await self._session.require_version(checked, view)
                 jobs.append(new_job(checked, view.card, view.pool, adapter=adapter))
             except InvalidRequest as error:
                 errors[index] = error

@@ -12,6 +12,7 @@ from ..shared.clock import redis_ms
 from ..shared.errors import ModelUnavailable, ProtocolError, RedisUnavailable
 from ..shared.keys import MODELS, POOL, Keys
 from ..shared.messages import DEFAULT_MODEL, SCHEMA_VERSION, ModelCard, PoolCard
+from ..shared.routes import Route
 from ..shared.version_keys import versions_key
 from ..shared.version_records import ROUTE, decode_route
 from .info import ModelInfo
@@ -44,12 +45,12 @@ class ModelView:
     card: ModelCard | None
     live: frozenset[int]
     """Partitions with a live worker group."""
-    retiring: bool
-    """Whether it takes no new jobs any more."""
+    route: Route
+    """Who gets its jobs, and what takes no new ones."""
     read_at: float
     """`time.monotonic()` of the card."""
     live_at: float
-    """`time.monotonic()` of `live` and `retiring`."""
+    """`time.monotonic()` of `live` and `route`."""
 
     def is_old(self, now: float) -> bool:
         """Whether the card is to be read again; a missing one may come any moment."""
@@ -105,13 +106,13 @@ class PoolView:
             pool = await self.pool()
             (raw,) = await read(self._redis, ("HGET", MODELS, name))
             card = None if raw is None else _decode(raw, ModelCard, MODELS)
-            live, retiring = await self._life(name, pool.partitions)
-            view = ModelView(pool, card, live, retiring, now, now)
+            live, route = await self._life(name, pool.partitions)
+            view = ModelView(pool, card, live, route, now, now)
             if len(self._models) >= _MOST_MODELS:
                 self._models.clear()
             self._models[name] = view
         elif fresh_life or now - view.live_at > LIFE_AGE_S:
-            view.live, view.retiring = await self._life(name, view.pool.partitions)
+            view.live, view.route = await self._life(name, view.pool.partitions)
             view.live_at = now
         return view
 
@@ -122,7 +123,7 @@ class PoolView:
             ModelUnavailable: It retires.
         """
         view = await self.model(name)
-        if view.retiring:
+        if view.route.retiring:
             raise ModelUnavailable(
                 f"the model '{name}' retires and takes no new jobs",
                 "Choose another; tokenmill models load takes it back",
@@ -199,14 +200,14 @@ class PoolView:
             )
         return infos
 
-    async def _life(self, name: str, partitions: int) -> tuple[frozenset[int], bool]:
-        """Partitions with a live group, and whether the model retires."""
+    async def _life(self, name: str, partitions: int) -> tuple[frozenset[int], Route]:
+        """Partitions with a live group, and the route."""
         counts, route = await self._counts(name, partitions)
         live = frozenset(p for p, count in enumerate(counts) if count)
         try:
-            return live, decode_route(route, name).retiring
+            return live, decode_route(route, name)
         except ProtocolError:
-            return live, False  # doctor says so; jobs can be queued all the same
+            return live, Route()  # doctor says so; jobs can be queued all the same
 
     async def _counts(
         self, name: str, partitions: int

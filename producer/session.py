@@ -6,13 +6,18 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..shared.errors import RedisUnavailable, StorageUnavailable, TokenmillError
+from ..shared.errors import (
+    InvalidRequest,
+    RedisUnavailable,
+    StorageUnavailable,
+    TokenmillError,
+)
 from ..shared.keys import JobId, Keys
 from ..shared.messages import AdapterRef, PoolCard, Prompt
 from .grouping import Grouping
 from .inbox import Watcher
 from .pins import Pins
-from .pool_view import PoolView
+from .pool_view import ModelView, PoolView
 from .reading import Command, Reads
 
 if TYPE_CHECKING:
@@ -84,16 +89,24 @@ class Session:
         names = self._adapters
         return await self.patiently(lambda: names.ref(prompt))
 
-    async def require_version(self, prompt: Prompt, pool: PoolCard) -> None:
-        """Checks that the model has the version that a prompt is for, if it names one.
+    async def require_version(self, prompt: Prompt, view: ModelView) -> None:
+        """Checks that the version that a prompt is for, if it names one, takes jobs.
 
         Raises:
-            InvalidRequest: It has none.
+            InvalidRequest: The model has none of that name, or it drains.
         """
         if prompt.version is None:
             return
         model, version, pins = prompt.model, prompt.version, self._pins
-        await self.patiently(lambda: pins.require(model, version, pool.partitions))
+        partitions = view.pool.partitions
+        await self.patiently(lambda: pins.require(model, version, partitions))
+        if version in view.route.draining:
+            raise InvalidRequest(
+                "version",
+                f"{version} of the model '{model}' drains and takes no new jobs; name "
+                "another version, or none: then one that serves the model gets the "
+                f"job. `tokenmill models load {model} {version}` takes it back",
+            )
 
     async def store(self, pool: PoolCard) -> "Storage":
         """Returns the pool's store of large inputs.

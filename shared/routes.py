@@ -40,6 +40,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: dict[str, str] = {}
     """Version -> weights of those that serve or may serve again: jobs that were begun
     with them wait for them."""
+    draining: tuple[str, ...] = ()
+    """Versions that end: they take no new jobs, not even those for them alone."""
     retiring: bool = False
     """Whether the model ends: it takes no new jobs."""
     since: int = 0

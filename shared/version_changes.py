@@ -94,6 +94,8 @@ def stated(
         known = find(model, specs, version)
         if only_from is not None and known.state not in only_from:
             return None
+        if state == "loading" != known.state:
+            known = msgspec.structs.replace(known, failures={}, load_ms=now_ms)
         made = msgspec.structs.replace(
             known,
             state=state,
@@ -118,54 +120,6 @@ def renewed(model: str, version: str, config: ModelConfig) -> Decide:
         return Change("set", raised_route(route, now_ms, made), made, version)
 
     return decide
-
-
-def drained(model: str, version: str) -> Decide:
-    """Decides to have a version end; None where it does not run.
-
-    One that has a share by now is refused: its jobs would have nobody.
-    """
-
-    def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
-        known = find(model, specs, version)
-        if route.shares.get(version):
-            raise VersionConflict(why_not_drained(model, version, route.shares, specs))
-        if known.state not in ("loading", "ready", "draining"):
-            return None
-        made = msgspec.structs.replace(
-            known, state="draining", reason="", updated_ms=now_ms
-        )
-        raised = raised_route(route, now_ms, made)
-        shadow = {name: part for name, part in route.shadow.items() if name != version}
-        changed = msgspec.structs.replace(raised, shadow=shadow)
-        return Change("set", changed, made, version)
-
-    return decide
-
-
-def why_not_drained(
-    model: str, version: str, shares: Mapping[str, float], specs: Specs
-) -> str:
-    """Returns why a version with a share cannot end, and what would help."""
-    found = f"version {version} of {model} gets {shares[version]:g} % of its jobs"
-    command = f"tokenmill models switch {model}"
-    others = sorted((n for n in shares if n != version), key=lambda n: -shares[n])
-    usable = [n for n in others if n not in specs or specs[n].state == "ready"]
-    if others and usable == others:
-        return (
-            f"{found}; first {command} {version} --percent 0, which divides them "
-            f"among those that serve beside it ({', '.join(others)})"
-        )
-    ready = sorted(n for n, s in specs.items() if s.state == "ready" and n != version)
-    if usable or len(ready) == 1:
-        return f"{found}; first {command} {(usable or ready)[0]}"
-    if ready:
-        names = " or ".join(ready)
-        return f"{found}; first {command} VERSION, the one that is to get them: {names}"
-    return (
-        f"{found} and is the only one that could; load another and {command} to "
-        f"it, or end the model altogether with tokenmill models retire {model}"
-    )
 
 
 def switched(model: str, shares: Mapping[str, float]) -> Decide:
@@ -277,14 +231,21 @@ def _require_ready(
 
 
 def raised_route(route: Route, now_ms: int, spec: VersionSpec | None = None) -> Route:
-    """The route after a change, with what is known of a version's weights."""
-    weights = dict(route.weights)
+    """The route after a change, with a version's weights and whether it drains."""
+    weights, draining = dict(route.weights), set(route.draining)
     if spec is not None:
         weights.pop(spec.version, None)
         if spec.weights_version and spec.state in MAY_RUN:
             weights[spec.version] = spec.weights_version
+        draining.discard(spec.version)
+        if spec.state == "draining":
+            draining.add(spec.version)
     return msgspec.structs.replace(
-        route, serial=route.serial + 1, weights=weights, changed_ms=now_ms
+        route,
+        serial=route.serial + 1,
+        weights=weights,
+        draining=tuple(sorted(draining)),
+        changed_ms=now_ms,
     )
 
 

@@ -1,4 +1,4 @@
-"""Names in Redis of a model's versions; all of them are permanent."""
+"""Names in Redis of a model's versions; all of them but one are permanent."""
 
 from typing import Final
 
@@ -26,3 +26,15 @@ def cards_key(model: str) -> str:
         model: Public name.
     """
     return f"tm:version-cards:{model}"
+
+
+def hosts_key(model: str, version: str) -> str:
+    """zset, host that starts or runs workers of a version -> ms at which it said so.
+
+    Expires 15 seconds after the last has.
+
+    Args:
+        model: Public name.
+        version: The version.
+    """
+    return f"tm:version-hosts:{model}:{version}"

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final
 from .errors import VersionConflict
 from .keys import Keys
 from .routes import apportioned
-from .version_changes import find, why_not_drained
+from .version_changes import find
+from .version_failing import tried_again
 from .version_groups import (
     LiveGroup,
     begun_elsewhere,
     live_groups,
     serving_partitions,
 )
-from .version_retiring import taken_back
+from .version_retiring import taken_back, why_not_drained
 from .versions import Versions, VersionSpec
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class VersionLife:
         spec = self.known(version, await self.versions.specs())
         await self.versions.change(taken_back)
         if spec.state in ("ready", "loading"):
+            await self.versions.change(tried_again(self._model, version))
             return spec
         await self.keep_share(version)
         serves = self.serves(version, await self.groups())
@@ -120,7 +122,9 @@ class VersionLife:
             and await self.versions.set_state(version, "ready", only_from=("draining",))
         ):
             return spec
-        await self.versions.set_state(version, "loading")
+        # Not one that somebody else has got ready since: its workers say so but once.
+        idle = ("added", "failed", "draining", "stopped")
+        await self.versions.set_state(version, "loading", only_from=idle)
         return spec
 
     async def is_needed(

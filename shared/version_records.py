@@ -31,6 +31,10 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: VersionState = "added"
     reason: str = ""
     """Why it is in this state, where that is not a matter of course."""
+    failures: dict[str, str] = {}
+    """Host -> why it cannot load the version; others may have it all the same."""
+    load_ms: int = 0
+    """When it was last told to load, by the clock of Redis: all hosts try again."""
     weights_version: str | None = None
     """Of its workers, once one has loaded."""
     health: HealthSet | None = None

@@ -34,6 +34,7 @@ def restored(seen: Route) -> Decide:
             seen,
             serial=max(route.serial, seen.serial) + 1,
             weights=route.weights,  # the others come with their versions
+            draining=route.draining,  # likewise
             changed_ms=now_ms,
             restored_ms=max(now_ms, seen.restored_ms + 1),
         )

@@ -12,6 +12,7 @@ import redis.asyncio
 import structlog
 
 from . import version_changes as changes
+from .clock import time_ms
 from .config_model import ModelConfig
 from .errors import VersionConflict
 from .health_set import HealthReport
@@ -25,7 +26,7 @@ from .version_records import ROUTE, SPEC, decode_route, decode_spec
 from .version_records import VersionSpec as VersionSpec
 from .version_records import VersionState as VersionState
 from .version_restoring import is_lost, restored
-from .version_retiring import removed
+from .version_retiring import drained, removed
 
 _TRIES: Final = 20
 """Times that a change is made again because of another one in between."""
@@ -178,7 +179,7 @@ class Versions:
             UnknownVersion: There is no such version.
             VersionConflict: It has a share of the jobs.
         """
-        return (await self.change(changes.drained(self._model, version)))[1]
+        return (await self.change(drained(self._model, version)))[1]
 
     async def switch(self, shares: Mapping[str, float]) -> Route:
         """Gives new jobs to these versions from now on; `rollback` goes back.
@@ -249,15 +250,14 @@ class Versions:
             pipe = self._redis.pipeline(transaction=False)
             pipe.time()
             pipe.hgetall(key)
-            (seconds, microseconds), row = await pipe.execute()
+            time, row = await pipe.execute()
         fields = {text(k): v for k, v in cast("dict[bytes, bytes]", row).items()}
         specs = {
             name.removeprefix(SPEC): decode_spec(raw, key)
             for name, raw in fields.items()
             if name.startswith(SPEC)
         }
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-        return decode_route(fields.get(ROUTE), key), specs, now_ms
+        return decode_route(fields.get(ROUTE), key), specs, time_ms(time)
 
     async def change(self, decide: changes.Decide) -> tuple[Route, bool]:
         """Reads, decides and writes, again where somebody has written in between.

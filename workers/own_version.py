@@ -16,6 +16,7 @@ from ..shared.redis import translate
 from ..shared.tasks import end_tasks
 from ..shared.version_life import VersionLife
 from ..shared.versions import VersionSpec
+from .version_failure import VersionFailure
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -81,6 +82,9 @@ class OwnVersion:
         self._supervised = supervised
         self._life = VersionLife(client, model.name, partitions)
         self._versions = self._life.versions
+        self._failure = VersionFailure(
+            client, self._life, model.name, model.version, partitions
+        )
         self._health: HealthSet | None = None
         self._report: HealthReport | None = None
         self._weights = ""
@@ -166,7 +170,7 @@ class OwnVersion:
                 f"{report.num_failed} of {report.num_checks} checks of its health set "
                 f"failed, the first: {report.failures[0]}"
             )
-            await self._fail(reason)
+            await self._failure.of_health(reason, report)
             raise HealthFailed(
                 f"version {self._version} of {self._model.name} takes no jobs: {reason}"
             )
@@ -174,34 +178,15 @@ class OwnVersion:
     async def loaded(self, loading: "Awaitable[Loaded]") -> "Loaded":
         """Waits for the model.
 
-        Where it cannot be loaded and nobody supervises this worker, the version is
-        marked as failed; a supervisor tries again, and counts.
+        Where it cannot be loaded and nobody supervises this worker, that is recorded; a
+        supervisor tries again, and counts.
         """
         try:
             return await loading
         except Exception as error:
             if not self._supervised:
-                await self._fail(str(error) or repr(error))
+                await self._failure.of_load(str(error) or repr(error))
             raise
-
-    async def _fail(self, reason: str) -> None:
-        """Marks the version as failed, unless others of it serve all the same."""
-        try:
-            specs, groups = await self._versions.specs(), await self._life.groups()
-            if self._version not in specs:
-                return
-            if any(one.version == self._version for one in groups):
-                self._log.error("worker_failed_others_serve", reason=reason)
-                return
-            await self._versions.set_state(
-                self._version,
-                "failed",
-                reason=reason[:600],
-                only_from=("added", "loading", "ready", "failed"),
-                health_report=self._report,
-            )
-        except (TokenmillError, *REDIS_ERRORS) as error:
-            self._log.warning("failure_not_recorded", error=str(error))
 
     async def ready(self) -> None:
         """Says that the version takes jobs, before this worker announces itself.
@@ -210,11 +195,13 @@ class OwnVersion:
         """
         with translate():
             specs = await self._versions.specs()
-            if self._version in specs:
+            if spec := specs.get(self._version):
+                # Others could not load it; who can is here.
+                by_hand = bool(spec.failures) and not self._supervised
                 await self._versions.set_state(
                     self._version,
                     "ready",
-                    only_from=("loading", "ready"),
+                    only_from=("loading", "ready", *(("failed",) if by_hand else ())),
                     weights_version=self._weights,
                     health_report=self._report,
                 )

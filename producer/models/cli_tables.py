@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...shared.shadow_report import SKIPPED, ShadowReport, SideLatency
-from ..cli_output import print_note, print_table
-from .info import VersionInfo
+from ..cli_output import print_facts, print_note, print_table
+from .info import VersionInfo, where_not
 
 HEADER: Final = (
     *("MODEL", "VERSION", "STATE", "SHARE", "WORKERS", "RUNNING", "WEIGHTS"),
@@ -22,6 +22,11 @@ def print_versions(found: Sequence[VersionInfo]) -> None:
     for info in found:
         if info.reason:
             print_note(f"{info.model} {info.version}: {info.reason}")
+        if info.failures and info.state != "failed":
+            print_note(
+                f"{info.model} {info.version}: {where_not(info.failures)}; `tokenmill "
+                f"models load {info.model} {info.version}` tries there again"
+            )
     for info in found:
         if info.share and not info.groups:
             print_note(
@@ -95,7 +100,7 @@ def _copies(info: VersionInfo) -> str:
 
 def print_report(report: ShadowReport) -> None:
     """Prints how copies compare with their originals."""
-    rows = [
+    facts = [
         ("version", f"{report.version} of {report.model}"),
         ("copied", f"{report.copied}, compared {report.compared}"),
         ("not copied", str(report.skipped)),
@@ -104,8 +109,7 @@ def print_report(report: ShadowReport) -> None:
         ("same output", _percent(report.exact)),
         ("common prefix", _percent(report.prefix)),
     ]
-    for name, value in rows:
-        print(f"{name:<14}{value}")
+    print_facts(facts)
     print_table(
         ("SINCE START", "TTFT P50", "TTFT P95", "TOTAL P50", "TOTAL P95"),
         [_side("serving", report.serving), _side(report.version, report.shadow)],

@@ -121,6 +121,6 @@ class Draining:
         if running or waiting:
             held += (
                 f"; {running} running and {waiting} waiting jobs are for "
-                f"{info.version} alone: send no more of them, or cancel them"
+                f"{info.version} alone, which takes no more of them"
             )
         return held

@@ -1,6 +1,6 @@
 """What a producer sees of a version."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +24,8 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`added`, `loading`, `ready`, `failed`, `draining` or `stopped`; `undescribed`:
     workers serve it that nobody has described to the pool."""
     reason: str = ""
+    failures: dict[str, str] = {}
+    """Host -> why it cannot load the version; others may have it all the same."""
     share: float | None = None
     """Percent of new jobs; None: the model has no route, every version serves."""
     shadow_percent: float = 0.0
@@ -68,6 +70,7 @@ def version_infos(
                 version=name,
                 state=spec.state if spec else "undescribed",
                 reason=spec.reason if spec else "",
+                failures=spec.failures if spec else {},
                 share=route.shares.get(name, 0.0) if route.shares else None,
                 shadow_percent=route.shadow.get(name, 0.0),
                 retiring=route.retiring,
@@ -82,6 +85,21 @@ def version_infos(
             )
         )
     return found
+
+
+def where_not(failures: Mapping[str, str]) -> str:
+    """Returns where a version cannot be loaded, which others may have all the same.
+
+    Args:
+        failures: Host -> why.
+
+    Returns:
+        As people read it; empty where it has failed nowhere.
+    """
+    if not failures:
+        return ""
+    reasons = (f"{host}: {reason}" for host, reason in failures.items())
+    return f"it cannot be loaded on {'; '.join(reasons)}"
 
 
 def with_unserved(

@@ -30,7 +30,7 @@ from ...shared.version_restoring import restored
 from ...shared.versions import Route, VersionSpec
 from ..session import Session
 from .draining import LOOK_EVERY_S, Draining
-from .info import VersionInfo, version_infos
+from .info import VersionInfo, version_infos, where_not
 
 if TYPE_CHECKING:
     from .calls import Tell
@@ -269,8 +269,9 @@ def _says_the_same(known: VersionSpec, spec: VersionSpec) -> bool:
 def _progress(info: VersionInfo, waited_s: float, model: str) -> str:
     """What a person wants to know while a version loads."""
     text = f"{info.version} is {info.state}"
-    if info.reason:
-        return f"{text}: {info.reason}"
+    if info.reason or info.failures:
+        found = filter(None, (info.reason, where_not(info.failures)))
+        return f"{text}: {'; '.join(found)}"
     if info.groups:
         return f"{text} with {info.groups} workers; a partition waits for one"
     if waited_s > _UNSEEN_S:

@@ -10,7 +10,7 @@ from ..keys import Keys
 from ..redis import Finding
 from ..routes import Route, who_serves
 from ..script_types import GroupInfo
-from ..versions import Versions
+from ..versions import Versions, VersionSpec
 
 
 class Stranded(msgspec.Struct, frozen=True):
@@ -40,6 +40,11 @@ async def examine_versions(
     name = f"versions {keys.shard}"
     states = {version: (spec.state, spec.reason) for version, spec in specs.items()}
     found = _route(name, route, states, live)
+    found += [
+        _partly(name, spec)
+        for spec in specs.values()
+        if spec.failures and spec.state != "failed"
+    ]
     if stranded:
         first = stranded[0]
         found.append(
@@ -52,6 +57,19 @@ async def examine_versions(
             )
         )
     return found
+
+
+def _partly(name: str, spec: VersionSpec) -> Finding:
+    """A version that some hosts cannot load, while others have it or try to."""
+    hosts = "; ".join(f"{host}: {reason}" for host, reason in spec.failures.items())
+    load = f"tokenmill models load {spec.model.name} {spec.version}"
+    return Finding(
+        "warning",
+        name,
+        f"version {spec.version} cannot be loaded on {hosts}",
+        f"mend that and {load}, which tries there again; workers elsewhere are not "
+        "touched",
+    )
 
 
 def _route(

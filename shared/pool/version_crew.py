@@ -1,5 +1,6 @@
 """The children of `tokenmill up`: those of the settings, and workers of versions."""
 
+import platform
 import re
 from collections.abc import Callable, Sequence
 from zlib import crc32
@@ -9,13 +10,15 @@ import redis.asyncio
 
 from ..config import Config
 from ..config_model import ModelConfig
+from ..connection import state_dir
 from ..errors import TokenmillError
 from ..redis import translate
 from .lines import line
 from .output import Output
 from .plan import PoolOptions, model_of_worker, plan_workers
 from .processes import Child, ChildSpec, Supervisor
-from .versions import TRIES, Key, VersionKeeper
+from .version_failures import Key
+from .versions import TRIES, VersionKeeper
 from .watching import Forfeiter, is_worker
 
 OnChange = Callable[[Child], None]
@@ -54,7 +57,13 @@ class VersionCrew:
         self._forfeit = Forfeiter(client)
         self._versions = {one.name: one.version for one in config.models}
         self._keeper = VersionKeeper(
-            client, self, self._planned, config.models, config.pool.partitions
+            client,
+            self,
+            self._planned,
+            config.models,
+            config.pool.partitions,
+            # Two pools of one host have a state directory each.
+            f"{platform.node()} ({state_dir(config)})",
         )
         self.supervisor = Supervisor([])
 

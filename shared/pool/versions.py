@@ -25,15 +25,12 @@ from ..version_retiring import taken_back
 from ..versions import Versions, VersionSpec, VersionState
 from .lines import line
 from .processes import Child, ChildSpec, ChildState
+from .version_failures import HostFailures, Key, last_error
 
 LOOK_EVERY_S: Final = 0.5
 TRIES: Final = 3
 """Starts of a version's worker that may end before it has ever served."""
-_REASON: Final = 400
-"""Characters of a worker's last words that are recorded."""
 _ENDED: Final = (ChildState.FAILED, ChildState.STOPPED)
-Key = tuple[str, str]
-"""Model and version."""
 _T = TypeVar("_T")
 
 
@@ -62,6 +59,7 @@ class VersionKeeper:
         plan: From a version's model to its workers; the settings' own way.
         configured: Models of the settings.
         partitions: How many the pool has.
+        host: Name of this one among those on the same Redis.
     """
 
     def __init__(
@@ -71,12 +69,14 @@ class VersionKeeper:
         plan: Callable[[ModelConfig], list[ChildSpec]],
         configured: Sequence[ModelConfig],
         partitions: int,
+        host: str,
     ) -> None:
         self._client = client
         self._crew = crew
         self._plan = plan
         self._configured = {(one.name, one.version): one for one in configured}
         self._partitions = partitions
+        self._failures = HostFailures(client, partitions, host)
         self._versions: dict[str, Versions] = {}
         self._children: dict[Key, dict[int, Child]] = {}
         self._leaving: dict[Key, asyncio.Task[None]] = {}
@@ -177,8 +177,10 @@ class VersionKeeper:
         elif spec.state == "draining":
             # Also where it has failed here: others may have served it to its end.
             await self._let_end(key, spec, alive)
+        elif await self._failures.tries_again(key, spec) and not alive:
+            self._end(key)
         elif failed and not alive:
-            await self._note_failure(key, failed[0])
+            await self._note_failure(key, spec, failed[0])
         else:
             for one in alive.values():
                 one.keep()
@@ -189,8 +191,10 @@ class VersionKeeper:
         try:
             planned = self._plan(self._configured.get(key, spec.model))
         except ConfigError as error:
-            await self._give_up(key, str(error))
+            await self._give_up(key, spec, str(error))
             return
+        if planned:
+            await self._failures.begin(key)
         missing = [n for n in range(len(planned)) if n not in there]
         if not missing:
             self._said.pop(key, None)
@@ -228,7 +232,8 @@ class VersionKeeper:
             self._again[key] += 1
             await self._fill(key, spec, set())
         else:
-            await self._give_up(key, "its workers die over the jobs that they have")
+            reason = "its workers die over the jobs that they have"
+            await self._give_up(key, spec, reason)
 
     async def _is_needed(self, key: Key, spec: VersionSpec) -> bool:
         """Whether jobs that it has begun wait in a partition where nobody is."""
@@ -240,24 +245,22 @@ class VersionKeeper:
                 return True
         return False
 
-    async def _note_failure(self, key: Key, child: Child) -> None:
+    async def _note_failure(self, key: Key, spec: VersionSpec, child: Child) -> None:
         """No worker of it is left here: it has failed, for the first one's reason.
 
         A worker that failed its health set has said so itself, and more clearly.
         """
         words = self._crew.last_words(child.spec.name)
-        await self._give_up(key, _reason(words, child.exit_code))
+        await self._give_up(key, spec, last_error(words, child.exit_code))
 
-    async def _give_up(self, key: Key, reason: str) -> None:
-        """Marks a version as failed, unless workers on other hosts serve it."""
+    async def _give_up(self, key: Key, spec: VersionSpec, reason: str) -> None:
+        """Notes that a version fails here; it has failed if no other host has it."""
         model, version = key
-        groups = await live_groups(self._client, model, self._partitions)
-        if any(one.version == version for one in groups):
+        if await self._failures.note(key, spec, reason):
+            self._say(key, f"version {version} of {model} has failed: {reason}")
+            self._end(key)
+        else:
             self._say(key, f"version {version} of {model} fails here: {reason}")
-            return
-        await self._set_state(key, "failed", reason=reason, only_from=RUNNING)
-        self._say(key, f"version {version} of {model} has failed: {reason}")
-        self._end(key)
 
     async def _set_state(
         self,
@@ -272,6 +275,7 @@ class VersionKeeper:
 
     def _end(self, key: Key) -> None:
         """Stops its workers, which may take a while: others are not kept waiting."""
+        self._failures.forget(key)
         children = list(self._children.pop(key, {}).values())
         if children:
             self._leaving[key] = asyncio.create_task(self._dismiss(key, children))
@@ -285,11 +289,3 @@ class VersionKeeper:
 
 def _numbers(children: Mapping[int, Child], some: Sequence[Child]) -> set[int]:
     return {number for number, one in children.items() if one in some}
-
-
-def _reason(words: Sequence[str], exit_code: int | None) -> str:
-    """What a worker said last: its error, if there is a line of one."""
-    errors = [one for one in words if one.startswith("error: ")]
-    last = (errors or list(words) or ["its log says nothing"])[-1]
-    said = last.removeprefix("error: ")[:_REASON]
-    return f"its workers end with exit code {exit_code}: {said}"

@@ -125,4 +125,4 @@ async def test_a_version_that_drains_says_which_jobs_keep_it(
         await mill.drain_version(MODEL, "v2", wait_s=0, tell=told.append)
     (words,) = told
     assert words.startswith("v2 drains: 1 workers, 0 running; 0 running and 2 waiting ")
-    assert words.endswith("jobs are for v2 alone: send no more of them, or cancel them")
+    assert words.endswith("jobs are for v2 alone, which takes no more of them")

@@ -1,59 +1,29 @@
 """The keeper of versions on one host of several, with children that are only played."""
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
+from support.played_host import MODEL, SETTINGS, Host
 from support.shard_client import KEYS, group_info
 from support.waiting import wait_until
 
 from tokenmill.shared.config_model import ModelConfig
-from tokenmill.shared.errors import ConfigError
 from tokenmill.shared.keys import Keys
+from tokenmill.shared.pool import version_failures
 from tokenmill.shared.pool.output import Output
-from tokenmill.shared.pool.processes import Child, ChildSpec, ChildState
+from tokenmill.shared.pool.processes import Child, ChildState
 from tokenmill.shared.pool.version_crew import VersionCrew
-from tokenmill.shared.pool.versions import TRIES, VersionKeeper
+from tokenmill.shared.pool.versions import TRIES
 from tokenmill.shared.scripts import Scripts
 from tokenmill.shared.version_keys import versions_key
 from tokenmill.shared.version_restoring import restored
 from tokenmill.shared.version_retiring import forgotten, retiring
 from tokenmill.shared.versions import Versions, VersionSpec
 
-MODEL = KEYS.model
-SETTINGS = ModelConfig(name=MODEL)
 
-
-class Host:
-    """A keeper and the workers that it has, none of which is a process."""
-
-    def __init__(self, client, directory: Path) -> None:
-        self.output = Output(directory, lambda *_: None, logs_too=False)
-        self.plan_fails = False
-        self.hired: list[Child] = []
-        self.gone: list[Child] = []
-        self.dismissal = asyncio.Event()
-        self.dismissal.set()
-        self.keeper = VersionKeeper(client, self, self.planned, [SETTINGS], 1)
-
-    def planned(self, model: ModelConfig) -> list[ChildSpec]:
-        if self.plan_fails:
-            raise ConfigError("models", "it cannot be placed here")
-        return [ChildSpec(name=f"w-{model.version}", command=(), env=dict)]
-
-    def employ(self, specs: Sequence[ChildSpec]) -> list[Child]:
-        made = [Child(spec, self.output, lambda _: None) for spec in specs]
-        self.hired += made
-        return made
-
-    async def dismiss(self, children: Sequence[Child]) -> None:
-        if children:
-            await self.dismissal.wait()
-        self.gone += children
-
-    def last_words(self, _name: str) -> list[str]:
-        return ["error: it does not load"]
+@pytest.fixture(autouse=True)
+def _nobody_is_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr(version_failures, "ALONE_S", 0.0)
 
 
 @pytest.fixture
@@ -305,7 +275,7 @@ async def test_two_pools_on_one_redis_run_a_version_each_once_and_do_not_fight(
     versions, empty_redis, tmp_path
 ) -> None:
     """Two hosts, or two state directories: each runs the replicas, and no more."""
-    one, two = (Host(empty_redis, tmp_path / name) for name in ("one", "two"))
+    one, two = (Host(empty_redis, tmp_path / name, name) for name in ("one", "two"))
 
     async def look(times: int = 3) -> None:
         for _ in range(times):

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from tokenmill import Client, Prompt
 from tokenmill.__main__ import build_app
+from tokenmill.producer import pool_view
 from tokenmill.shared.config_model import ModelConfig
-from tokenmill.shared.errors import IdempotencyConflict, InvalidRequest
+from tokenmill.shared.errors import IdempotencyConflict, InvalidBatch, InvalidRequest
 from tokenmill.shared.messages import (
     DEFAULT_MODEL,
     PIN_VERSION,
@@ -21,6 +22,7 @@ from tokenmill.shared.messages import (
 from tokenmill.shared.new_job import new_job
 from tokenmill.shared.pool.queue_checks import examine_queue
 from tokenmill.shared.redis import Finding
+from tokenmill.shared.version_restoring import restored
 from tokenmill.shared.versions import Versions, VersionSpec
 
 
@@ -43,6 +45,38 @@ async def test_a_pin_to_a_version_that_nobody_has_is_refused(mill, empty_redis) 
         await Versions(empty_redis, DEFAULT_MODEL).add(spec)
         job = await mill.submit(Prompt("hello", version="v9"))
         assert (await job.info()).pinned_version == "v9"
+
+
+async def test_a_version_that_drains_takes_no_new_jobs(
+    mill, empty_redis, monkeypatch
+) -> None:
+    monkeypatch.setattr(pool_view, "LIFE_AGE_S", 0.0)
+    model = ModelConfig(name=DEFAULT_MODEL, version="v9")
+    versions = Versions(empty_redis, DEFAULT_MODEL)
+    await versions.fix({"v1": 100})
+    await versions.add(VersionSpec(version="v9", model=model, state="ready"))
+    async with FakeGroup(empty_redis):
+        await mill.submit(Prompt("hello", version="v9"))
+        await versions.drain("v9")
+        took_back = f"models load {DEFAULT_MODEL} v9` takes it back"
+        with pytest.raises(InvalidRequest, match=took_back) as refused:
+            await mill.submit(Prompt("hello", version="v9"))
+        assert refused.value.field == "version"
+        with pytest.raises(InvalidBatch):
+            await mill.submit_many([Prompt("hello", version="v9"), Prompt("hello")])
+        await mill.submit(Prompt("hello"))
+        await versions.set_state("v9", "ready", only_from=("draining",))
+        await mill.submit(Prompt("hello", version="v9"))
+    await versions.drain("v9")
+    seen, specs = await versions.read()
+    assert seen.draining == ("v9",)
+    await empty_redis.flushall()
+    await versions.change(restored(seen))
+    assert (await versions.read())[0].draining == ()  # it comes with its version
+    await versions.add(specs["v9"])
+    assert (await versions.read())[0].draining == ("v9",)
+    await versions.remove("v9")
+    assert (await versions.read())[0].draining == ()
 
 
 async def test_people_see_which_version_served_a_job(

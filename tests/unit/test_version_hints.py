@@ -4,8 +4,9 @@ import pytest
 
 from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.errors import VersionConflict
-from tokenmill.shared.version_changes import drained, moved, rolled_back, switched
+from tokenmill.shared.version_changes import moved, rolled_back, switched
 from tokenmill.shared.version_records import VersionSpec, VersionState
+from tokenmill.shared.version_retiring import drained
 from tokenmill.shared.versions import Route
 
 READY = {"a-trial": "ready", "v2": "ready", "v3": "ready"}
