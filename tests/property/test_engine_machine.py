@@ -2,6 +2,7 @@
 order. The fake model's tokens depend on all that it reads through the block tables.
 """
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -179,7 +180,14 @@ def test_bulk_goes_on_whenever_interactive_load_pauses(blocks):
     then none comes for some steps, as in a turn that the scheduler gives to bulk.
     """
     runner = FakeRunner(num_blocks=blocks, block_size=4, max_context=36)
-    engine = Engine(runner, TABLE, max_running=4, kv_overcommit=16.0)
+    ticks = itertools.count()  # every step takes as long, on any machine
+    engine = Engine(
+        runner,
+        TABLE,
+        max_running=4,
+        kv_overcommit=16.0,
+        clock=lambda: next(ticks) / 1000,
+    )
     bulk = {}
     for index in range(3):
         base = request(f"bulk{index}", range(index, 12), max_tokens=20, ignore_eos=True)

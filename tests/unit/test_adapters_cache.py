@@ -41,7 +41,7 @@ class Shelf:
             self.most_at_once = max(self.most_at_once, self.at_once)
         gate = self.gates[number] if number < len(self.gates) else self.gate
         if gate is not None:
-            assert gate.wait(10)
+            assert gate.wait(60)
         with self._lock:
             self.at_once -= 1
         if self.broken is not None:
@@ -123,7 +123,7 @@ def test_one_load_serves_all_who_ask_at_once() -> None:
         asked = [threads.submit(load, cache, "a", 10) for _ in range(4)]
         assert cache.names() == ()  # not before it is whole
         shelf.gate.set()
-        leases = [one.result(10) for one in asked]
+        leases = [one.result(60) for one in asked]
     assert shelf.loads == ["10"]
     assert len({id(lease.adapter) for lease in leases}) == 1
     for lease in leases:
@@ -172,7 +172,7 @@ def test_a_caller_who_comes_after_a_failed_load_enters_nothing_twice() -> None:
         wait_until_sync(lambda: third.done() or third.running())
         shelf.gates[1].set()
         asked = (first, second, third)
-        leases = [one.result(10) for one in asked if not one.exception(10)]
+        leases = [one.result(60) for one in asked if not one.exception(60)]
     assert len(leases) == len(shelf.loads) == 2
     assert len({id(lease.adapter) for lease in leases}) == 1
     assert (cache.stats().loaded, cache.stats().bytes) == (1, 10)
@@ -191,6 +191,6 @@ def test_few_are_read_at_once() -> None:
         wait_until_sync(lambda: len(shelf.loads) == 4)
         shelf.gate.set()
         for one in asked:
-            one.result(10).release()
+            one.result(60).release()
     assert shelf.most_at_once == 4
     assert len(cache.names()) == 9

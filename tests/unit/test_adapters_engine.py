@@ -157,7 +157,7 @@ def test_no_step_misses_an_adapter_while_others_push_for_its_room() -> None:
     def serve() -> None:
         chosen = random.Random(0)
         for number in range(200):
-            name, key = str(number), coming.get(timeout=10)
+            name, key = str(number), coming.get(timeout=60)
             made.add(with_adapter(key, name, range(5), max_tokens=6))
             coming.task_done()
             for _ in range(chosen.randrange(8)):

@@ -1,6 +1,8 @@
 """Bodies have a size and a rate, keys a number of requests; probes have neither."""
 
 import asyncio
+import itertools
+from types import SimpleNamespace
 
 import pytest
 from support.waiting import loop_turns, nap
@@ -75,9 +77,11 @@ async def test_a_body_that_drips_has_a_time_that_grows_with_its_size(
             await dripping.ask("/v1/completions", length=1_000_000, every_s=0.01)
     assert refused.value.status == 408
     # As many bytes a second as it must be, and it may take longer than that.
-    steady = Client(Limits(reads_all, GatewayConfig(slow_client_s=0.5)))
-    piece = b"x" * 100
-    await steady.ask("/v1/completions", length=3000, every_s=0.02, piece=piece)
+    seconds = itertools.count()  # each piece is waited for for one
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=seconds.__next__))
+    steady = Client(Limits(reads_all, GatewayConfig(slow_client_s=10)))
+    piece = b"x" * 1000
+    await steady.ask("/v1/completions", length=30_000, piece=piece)
     assert steady.num_pieces == 30
 
 

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from tokenmill.producer.gateway import leaving
 from tokenmill.producer.gateway.sse import ENDED, EventStream, event
@@ -47,7 +48,7 @@ class Stream:
 
     async def run(self) -> object:
         stream = EventStream(self.owner, self._source(), limit_s=self.limit_s)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await stream(self.scope, self._receive, self._send)
         assert self.is_closed
         return self.scope[ENDED]

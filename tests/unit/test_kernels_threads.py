@@ -54,7 +54,7 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
             [sys.executable, "-c", FORK],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
     assert "child ended with 0" in done.stdout, done.stderr

@@ -3,20 +3,17 @@
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = ("torch._dynamo", "sympy", "scipy", "torch.distributed.tensor")
 
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.timeout(120)
 def test_what_serving_never_uses_stays_out_and_comes_back_on_demand() -> None:
     out = run(
         "import sys\n"
@@ -37,7 +34,6 @@ def test_what_serving_never_uses_stays_out_and_comes_back_on_demand() -> None:
     assert out.splitlines() == ["[]", "True", "TransformGetItemToIndex True", "gpt2"]
 
 
-@pytest.mark.timeout(120)
 def test_a_release_that_needs_more_is_imported_plainly() -> None:
     out = run(
         "from tokenmill.workers.engine.model import lean_import\n"

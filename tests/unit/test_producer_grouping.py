@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.waiting import loop_turns
+from support.waiting import PATIENCE_S, loop_turns
 
 from tokenmill.producer.grouping import Grouping
 from tokenmill.producer.prepare import new_job
@@ -57,7 +57,7 @@ async def test_a_close_fails_every_caller_whatever_its_call_had_begun(turns) -> 
         for caller in callers:
             caller.cancel()
     await made.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await asyncio.gather(*callers, return_exceptions=True)
     kind = TokenmillError if turns else asyncio.CancelledError
     assert {type(error) for error in ended} == {kind}

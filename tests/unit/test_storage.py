@@ -1,11 +1,11 @@
 """The store of large inputs: what is written is read, and nothing else is."""
 
 import asyncio
-import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.waiting import loop_turns
 
 from tokenmill.shared.config_load import load_config
 from tokenmill.shared.errors import ConfigError, InputUnreadable, StorageUnavailable
@@ -132,19 +132,23 @@ async def test_a_store_that_cannot_be_opened_is_named() -> None:
 
 
 async def test_the_wait_for_a_turn_is_not_the_stores(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("tokenmill.shared.storage._TIMEOUT_S", 0.5)
     store = Storage(f"file://{tmp_path}", max_bytes=10_000)
-
-    written: list[str] = []
-
-    def slow(path: str, content: bytes) -> None:
-        threading.Event().wait(0.1)
-        written.append(path)
-
-    monkeypatch.setattr(store, "_write", slow)
+    loop, later_s = asyncio.get_running_loop(), [0.0]
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + later_s[0])
+    taken = 0
+    while not store._turns.locked():
+        await store._turns.acquire()
+        taken += 1
     ref = ref_of("acme", TEXT, "text")
-    await asyncio.gather(*(store.write(ref, TEXT) for _ in range(28)))  # 0.7 s
-    assert len(written) == 28
+    writes = [asyncio.create_task(store.write(ref, TEXT)) for _ in range(28)]
+    await loop_turns(5)
+    later_s[0] = 3600.0  # longer than anything may take
+    await loop_turns(5)
+    for _ in range(taken):
+        store._turns.release()
+    await asyncio.gather(*writes)
+    assert await store.read(ref, "acme") == TEXT
     store.close()
 
 

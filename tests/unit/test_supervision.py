@@ -110,7 +110,7 @@ async def test_stopping_asks_first(nursery) -> None:
         "print('up', flush=True)\n"
         "time.sleep(60)"
     )
-    child = nursery.child(code)
+    child = nursery.child(code, grace_s=60.0)
     task = asyncio.create_task(child.run())
     await wait_until(lambda: ("child", "up") in nursery.lines)
     await child.stop(task)

@@ -258,7 +258,7 @@ async def drive():
 
     yield start
     for driver in drivers:
-        assert driver.thread.stop(5)
+        assert driver.thread.stop(60)
 
 
 async def test_steps_run_in_one_other_thread(drive) -> None:

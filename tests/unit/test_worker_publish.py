@@ -123,7 +123,7 @@ class Desk:
         )
 
     async def settled(self) -> None:
-        await asyncio.wait_for(self.publisher.settled(), 5)
+        await asyncio.wait_for(self.publisher.settled(), 30)  # half of emit_s
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Announcing:
 
     async def announce(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(self.drained.wait(), 5)
+        await asyncio.wait_for(self.drained.wait(), 60)
 
     async def run(self) -> int:
         assert self.drained.is_set()
