@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ..shared.errors import ProtocolError
+from ..shared.errors import InvalidRequest, ProtocolError
+from ..shared.lifecycle import State
 from ..shared.messages import Choice, Delta, End, JobResult
 
 
@@ -56,6 +57,8 @@ class _Progress:
     """Deltas without tokens at the present offset: only content tells copies apart."""
     num_known: int = 0
     """How many of those an earlier reader has had: the log repeats them in order."""
+    is_border: bool = True
+    """Whether one delta is known to end here; not yet of an earlier reader's word."""
 
     @classmethod
     def from_position(cls, position: Position) -> "_Progress":
@@ -64,6 +67,7 @@ class _Progress:
             num_characters=position.num_characters,
             finished=position.finished,
             num_known=position.num_empty,
+            is_border=position.num_tokens == 0,
         )
 
 
@@ -105,6 +109,7 @@ class Assembler:
 
         Raises:
             ProtocolError: It overlaps what was seen without being a copy.
+            InvalidRequest: An earlier reader's position lies in the midst of it.
         """
         if self.end is not None:
             return Fit.SEEN, None
@@ -118,6 +123,37 @@ class Assembler:
             return fit, None
         self._advance(delta, progress)
         return fit, delta if self._wanted(delta) else None
+
+    @property
+    def has_strays(self) -> bool:
+        """Whether nothing seen so far ends at some position of an earlier reader."""
+        return not all(p.is_border for p in self._choices.values())
+
+    def check_positions(self, result: JobResult | None, *, has_log: bool) -> None:
+        """Refuses positions at which nothing of the job ends; the log was added.
+
+        Args:
+            result: Of the job, if it has ended.
+            has_log: Whether there was one; the borders of one that expired are unknown.
+
+        Raises:
+            InvalidRequest: They are none of this job's, or lie ahead of it.
+        """
+        whole = {c.index: c for c in result.choices} if result is not None else {}
+        for index, progress in self._choices.items():
+            if progress.is_border:
+                continue
+            choice = whole.get(index)
+            most = 0 if choice is None else len(choice.token_ids)
+            if has_log or result is None:
+                # What the log lacks is read from the result, in one piece.
+                fits = progress.num_tokens == most
+            elif result.state == State.SUCCEEDED:
+                fits = progress.num_tokens <= most
+            else:
+                fits = True  # such a result need not have the output
+            if not fits:
+                raise _no_border(index, progress)
 
     def complete(self, result: JobResult) -> list[Delta]:
         """Fills in what the log no longer holds from the recorded result.
@@ -143,6 +179,8 @@ class Assembler:
 
     def _fit(self, delta: Delta, progress: _Progress) -> Fit:
         stop = delta.offset + len(delta.token_ids)
+        if not progress.is_border:
+            progress.is_border = progress.num_tokens in (delta.offset, stop)
         if progress.finished or stop < progress.num_tokens:
             return Fit.SEEN
         if delta.offset > progress.num_tokens:
@@ -153,6 +191,8 @@ class Assembler:
             return Fit.SEEN
         if delta.offset == progress.num_tokens:
             return Fit.NEW
+        if not progress.is_border:
+            raise _no_border(delta.choice, progress)
         raise ProtocolError(
             f"choice {delta.choice}: a delta covers tokens {delta.offset} to {stop}, "
             f"of which {progress.num_tokens} were seen; expected the next or a copy"
@@ -199,6 +239,15 @@ def _fit_empty(delta: Delta, progress: _Progress) -> Fit:
         progress.empty.append(delta)
         return Fit.SEEN
     return Fit.NEW
+
+
+def _no_border(choice: int, progress: _Progress) -> InvalidRequest:
+    return InvalidRequest(
+        "positions",
+        f"nothing in the output of this job ends at token {progress.num_tokens} of "
+        f"choice {choice}; expected where an earlier reader of the same job stopped, "
+        "or nothing for the beginning",
+    )
 
 
 def _has_content(delta: Delta) -> bool:

@@ -8,7 +8,7 @@ from typing import Final, Self, cast
 
 import msgspec
 
-from ..shared.errors import ProtocolError, UnknownJob
+from ..shared.errors import InvalidRequest, ProtocolError, UnknownJob
 from ..shared.keys import JobId
 from ..shared.lifecycle import State
 from ..shared.messages import Delta, End
@@ -80,13 +80,19 @@ class TokenStream:
                 if error is not None:
                     raise error
                 raise StopAsyncIteration
-            try:
-                await self._fetch()
-            except (UnknownJob, ProtocolError):
-                self._left = True
-                self._unsubscribe()
-                raise
+            await self._fetch_or_leave()
         return self._ready.popleft()
+
+    async def begin(self) -> None:
+        """Reads what is there already; iterating does so too, and gives it then.
+
+        Raises:
+            InvalidRequest: A position is none of this job's.
+            UnknownJob: There is no record of the job.
+            ProtocolError: The log cannot be read.
+        """
+        if self._behind and not self._left:
+            await self._fetch_or_leave()
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,6 +136,14 @@ class TokenStream:
         scripts = self._session.scripts_of(self._id)
         await self._session.patiently(lambda: scripts.cancel(self._name))
 
+    async def _fetch_or_leave(self) -> None:
+        try:
+            await self._fetch()
+        except (InvalidRequest, ProtocolError, UnknownJob):
+            self._left = True
+            self._unsubscribe()
+            raise
+
     async def _fetch(self) -> None:
         """Moves the next deltas, from wherever they are, to `_ready`."""
         if not self._subscribed:
@@ -167,6 +181,9 @@ class TokenStream:
         if self.end is None and raw_result is not None:
             # It ended between the two reads, or the log does not hold the end.
             raw_result = await self._read_log() or raw_result
+        if self._assembler.has_strays:
+            result = None if raw_result is None else decode_result(raw_result)
+            self._assembler.check_positions(result, has_log=self._last_entry != b"-")
         if raw_result is not None and (self.end is None or self._misses_tokens()):
             self._ready.extend(self._assembler.complete(decode_result(raw_result)))
 

@@ -29,13 +29,19 @@ class Cursor:
     Args:
         positions: Choice -> how far it was read.
         ended: Whether the last event of the job was read too.
+        field: Where the caller sent it.
     """
 
     def __init__(
-        self, positions: dict[int, Position] | None = None, *, ended: bool = False
+        self,
+        positions: dict[int, Position] | None = None,
+        *,
+        ended: bool = False,
+        field: str = FIELD,
     ) -> None:
         self.positions = positions or {}
         self.ended = ended
+        self.field = field
 
     @classmethod
     def parse(cls, event_id: str, field: str = FIELD) -> "Cursor":
@@ -67,7 +73,7 @@ class Cursor:
             for match in matches
             if match is not None
         }
-        return cls(positions, ended=event_id.endswith(_END))
+        return cls(positions, ended=event_id.endswith(_END), field=field)
 
     def advance(self, delta: Delta) -> str:
         """Moves behind the next delta; returns the id of its event."""

@@ -1,12 +1,12 @@
 """A job's stream as events that can be gone on with from any of them."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ...shared.errors import JobFailed
+from ...shared.errors import InvalidRequest, JobFailed, RedisUnavailable
 from ...shared.messages import Delta, encode
 from .sse import Source, event
 
@@ -36,10 +36,18 @@ async def job_events(
         cursor: What the client has had; it moves on.
         from_offset: Deltas are left out that lie wholly before this token.
         cancel_on_leave: Cancel the job when the client leaves before its end.
+
+    Raises:
+        InvalidRequest: Before the first event: no event of this job has such an id.
     """
-    yield _RETRY
     stream = job.stream(positions=cursor.positions)
     try:
+        if cursor.positions:
+            # Where that cannot be said now, the stream begins and says what is wrong:
+            # a browser comes back after a stream that broke off, but after no refusal.
+            with suppress(RedisUnavailable):
+                await stream.begin()
+        yield _RETRY
         async with aclosing(_until_failed(stream)) as deltas:
             async for delta in deltas:
                 event_id = cursor.advance(delta)
@@ -48,6 +56,9 @@ async def job_events(
                     yield event(encode(told), id=event_id)
         assert stream.end is not None
         yield event(encode(stream.end), id=cursor.end(), kind="end")
+    except InvalidRequest as error:
+        cancel_on_leave = False  # who is refused has not left
+        raise InvalidRequest(cursor.field, error.problem) from None
     finally:
         await stream.aclose()
         # A gateway that goes away is no client that leaves: another one serves on.

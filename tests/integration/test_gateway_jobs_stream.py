@@ -33,6 +33,13 @@ async def gateway(newest_redis, group, tmp_path):
 
 
 @pytest.fixture
+async def quiet_gateway(newest_redis, group, tmp_path):
+    """Sends no comment that could come first."""
+    async with served(gateway_config(tmp_path), newest_redis.url) as made:
+        yield made
+
+
+@pytest.fixture
 async def mill(newest_redis, group):
     async with Client(newest_redis.url) as client:
         yield client
@@ -175,6 +182,52 @@ async def test_an_id_that_is_none_of_ours_is_refused(gateway, mill) -> None:
         assert reply.json()["error"]["param"] == "Last-Event-ID"
 
 
+async def refused(gateway, job_id, **asked) -> dict:
+    """Follows a stream from where it cannot be gone on with."""
+    reply = await gateway.http.get(f"/v1/jobs/{job_id}/stream", **asked)
+    assert reply.status_code == 400, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    return reply.json()["error"]
+
+
+async def test_an_id_that_no_event_of_the_job_has_is_refused_at_once(
+    quiet_gateway, mill, group
+) -> None:
+    group.delay_s = 0  # all of it is one event
+    job_id = await job_of(mill)
+    await mill.job(job_id).result(60)
+    for last in ("0:5.14", "0:31.99", "1:3.9", "0:30.109,1:3.9"):
+        error = await refused(quiet_gateway, job_id, headers={"Last-Event-ID": last})
+        assert error["type"] == "invalid_request_error", last
+        assert error["code"] == "invalid_request"
+        assert error["param"] == "Last-Event-ID"
+        assert error["message"].startswith("Last-Event-ID: nothing in the output")
+    error = await refused(quiet_gateway, job_id, params={"after": "0:5.14"})
+    assert error["param"] == "after"
+    # From the result alone, whose events are not known any more.
+    await group.redis.delete(mill.job(job_id).shard.log(job_id))
+    assert len(await follow(quiet_gateway, job_id, "0:5.14")) == 2
+    await refused(quiet_gateway, job_id, headers={"Last-Event-ID": "0:31.99"})
+
+
+async def test_while_a_job_runs_its_streams_are_refused_or_begin_at_once(
+    quiet_gateway, mill, group
+) -> None:
+    group.emitting.clear()
+    job_id = await job_of(mill)
+    url = f"/v1/jobs/{job_id}/stream"
+    params = {"after": "0:3.8", "cancel_on_leave": 1}
+    await refused(quiet_gateway, job_id, params=params)
+    # Who was refused has not left, so nothing was cancelled.
+    assert not (await mill.job(job_id).info()).cancel_requested
+    begun = {"after": "0:0.0"}
+    async with quiet_gateway.http.stream("GET", url, params=begun) as response:
+        assert response.status_code == 200
+        assert (await anext(response.aiter_lines())).startswith("retry:")
+    group.emitting.set()
+    assert (await mill.job(job_id).result(60)).text == TEXT
+
+
 async def test_a_quiet_stream_has_comments_and_leaving_it_cancels_nothing(
     gateway, mill, group
 ) -> None:
@@ -222,15 +275,13 @@ async def test_many_readers_share_the_connections_of_the_gateway(
 ) -> None:
     group.emitting.clear()
     job_id = await job_of(mill)
-    before = len(await group.redis.client_list())
+    before = len(await group.redis.client_list(_type="pubsub"))
     readers = [asyncio.create_task(follow(gateway, job_id)) for _ in range(30)]
-    channel = group.keys.wake(job_id)
-
-    async def subscribed() -> bool:
-        return dict(await group.redis.pubsub_numsub(channel))[channel.encode()] > 0
-
-    await wait_until(subscribed)
-    assert len(await group.redis.client_list()) <= before + 4
+    listener = gateway.owner.client.session.listener
+    channel = group.keys.wake(job_id).encode()
+    await wait_until(lambda: len(listener._watchers.get(channel, ())) == 30)
+    assert len(await group.redis.client_list(_type="pubsub")) <= before + 1
+    assert listener.num_links == 1
     group.emitting.set()
     for found in await asyncio.gather(*readers):
         assert texts(found) == {0: TEXT}

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tokenmill.producer.assembler import Assembler, Fit
-from tokenmill.shared.errors import ProtocolError
+from tokenmill.producer.assembler import Assembler, Fit, Position
+from tokenmill.shared.errors import InvalidRequest, ProtocolError
 from tokenmill.shared.messages import (
     Choice,
     Delta,
@@ -125,3 +125,57 @@ def test_any_mix_of_log_and_channel_gives_the_same_text(seed: int) -> None:
             if fit is Fit.AHEAD:
                 break
     assert heard == text
+
+
+def result_of(*texts: str, state: str = "succeeded") -> JobResult:
+    choices = tuple(
+        Choice(index=i, text=t, token_ids=tuple(range(len(t))), finish_reason=STOP)
+        for i, t in enumerate(texts)
+    )
+    return JobResult(id="m.0.x", state=state, model="m", choices=choices)
+
+
+def reader_at(num_tokens: int, choice: int = 0) -> Assembler:
+    return Assembler(positions={choice: Position(num_tokens, num_tokens)})
+
+
+def test_a_reader_goes_on_where_a_delta_ends() -> None:
+    for at, rest in ((0, "abcd"), (2, "cd"), (4, "")):
+        assembler = reader_at(at)
+        assert feed(assembler, [delta(0, "ab"), delta(2, "cd")]) == rest
+        assert not assembler.has_strays
+
+
+def test_a_position_in_the_midst_of_a_delta_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="ends at token 1 of choice 0"):
+        reader_at(1).add(delta(0, "ab"))
+
+
+@pytest.mark.parametrize("result", [None, result_of("abcd"), result_of(state="failed")])
+@pytest.mark.parametrize(("at", "choice"), [(5, 0), (1, 1)])
+def test_a_position_ahead_of_the_log_is_refused(result, at, choice) -> None:
+    assembler = reader_at(at, choice)
+    assert feed(assembler, [delta(0, "ab"), delta(2, "cd")]) in ("", "abcd")
+    assert assembler.has_strays
+    with pytest.raises(InvalidRequest, match=f"ends at token {at} of choice {choice}"):
+        assembler.check_positions(result, has_log=True)
+
+
+def test_a_position_behind_what_only_the_result_has_is_good() -> None:
+    assembler = reader_at(6)
+    feed(assembler, [delta(0, "ab")])
+    assembler.check_positions(result_of("abcdef"), has_log=True)
+    assert assembler.complete(result_of("abcdef")) == [
+        Delta(offset=6, finish_reason=STOP)
+    ]
+
+
+def test_without_a_log_every_position_within_the_result_is_good() -> None:
+    for at in range(1, 5):
+        reader_at(at).check_positions(result_of("abcd"), has_log=False)
+    # The result of a job that did not succeed need not have its output.
+    reader_at(9).check_positions(result_of(state="cancelled"), has_log=False)
+    with pytest.raises(InvalidRequest):
+        reader_at(5).check_positions(result_of("abcd"), has_log=False)
+    with pytest.raises(InvalidRequest):
+        reader_at(1).check_positions(None, has_log=False)
