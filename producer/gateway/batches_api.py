@@ -3,18 +3,17 @@
 import hashlib
 import re
 import secrets
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 
 from ...shared.api_keys import Scope
 from ...shared.bulk.keys import new_run_id
-from ...shared.errors import IdempotencyConflict
-from ...shared.file_keys import OPEN_BATCHES
 from ...shared.typed import convert, parse
 from ...shared.validate import check_webhook
 from .auth import Caller, require
+from .batches_adding import add_batch
 from .batches_lease import batch_records
 from .batches_models import (
     BATCH_ID,
@@ -25,23 +24,16 @@ from .batches_models import (
     BatchObject,
     BatchRecord,
 )
-from .batches_open import open_of
 from .context import Gateway, gateway
 from .documented import StructResponse, answers, takes
-from .errors import ApiError, retry_after
+from .errors import ApiError
 from .files import new_file_id
-from .files_api import find_file, unknown_file
-from .files_models import FileRecord
+from .files_api import find_file
 from .options import options_of
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 _Caller = Annotated[Caller, Depends(require(Scope.BATCH))]
 _Gateway = Annotated[Gateway, Depends(gateway)]
-_SAME: Final = ("tenant", "endpoint", "input_file_id", "metadata")
-"""What two requests with one idempotency key have in common."""
-_QUOTA_RETRY_S: Final = 60.0
-_END_MS: Final = 3_600_000
-"""How long a batch may still read its input once its time is over."""
 
 
 @router.post(
@@ -65,7 +57,7 @@ async def create(request: Request, caller: _Caller, owner: _Gateway) -> StructRe
         session = owner.client.session
         check_webhook(webhook, await session.patiently(session.view.pool))
     priority = body.priority if options.priority is None else options.priority
-    record = await _add(
+    record = await add_batch(
         owner,
         source,
         BatchRecord(
@@ -139,49 +131,6 @@ async def cancel(batch_id: str, caller: _Caller, owner: _Gateway) -> StructRespo
     return StructResponse(BatchObject.of(record))
 
 
-async def _add(owner: Gateway, source: FileRecord, draft: BatchRecord) -> BatchRecord:
-    """Records a batch from now on, or finds the one of the same idempotency key."""
-    records = batch_records(owner.client.session)
-    now_ms = await records.now_ms()
-    record = msgspec.structs.replace(
-        draft, created_ms=now_ms, expires_ms=now_ms + draft.expires_ms
-    )
-    keep_ms = WINDOW_MS + owner.files.keep_ms
-    redis = owner.redis
-
-    async def open_it() -> None:
-        # First, so that no batch has a record and nobody who looks for it.
-        await redis.zadd(OPEN_BATCHES, {record.id: now_ms}, nx=True)
-        await redis.pexpire(OPEN_BATCHES, keep_ms)
-
-    if await records.get(record.id) is None:
-        await _check_quota(owner, record.tenant)
-        if not await owner.files.keep_until(source, record.expires_ms + _END_MS):
-            raise unknown_file(source.id)
-    await owner.client.session.patiently(open_it)
-    if await records.add(record.id, record.tenant, record, now_ms, keep_ms):
-        return record
-    earlier = await records.get(record.id)
-    if earlier is None or not _is_same(earlier, record):
-        raise IdempotencyConflict(
-            f"the idempotency key was used for another batch of tenant "
-            f"'{record.tenant}'; use a new key, or send the same"
-        )
-    return earlier
-
-
-async def _check_quota(owner: Gateway, tenant: str) -> None:
-    most = owner.config.gateway.max_tenant_batches
-    if len(await open_of(owner.client.session, tenant)) >= most:
-        raise ApiError(
-            429,
-            f"the tenant has {most} batches that have not ended "
-            "(gateway.max_tenant_batches); wait for one, or cancel some",
-            code="batches_quota_exceeded",
-            headers=retry_after(_QUOTA_RETRY_S),
-        )
-
-
 async def _find(owner: Gateway, caller: Caller, batch_id: str) -> BatchRecord:
     record = None
     if re.fullmatch(BATCH_ID, batch_id):
@@ -198,10 +147,6 @@ def _unknown(batch_id: str) -> ApiError:
         "its record has expired",
         code="batch_not_found",
     )
-
-
-def _is_same(one: BatchRecord, other: BatchRecord) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _SAME)
 
 
 def _id_of(tenant: str, key: str | None) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 10.0
 """Blips of Redis are waited out for so long; a caller of HTTP then tries again."""
 _AGAIN_S: Final = 1.0
+_COUNTING: Final = 8
+"""Of the 64 connections of a client."""
 _log = structlog.get_logger(__name__)
 
 Work = Callable[[], Awaitable[object]]
@@ -50,6 +52,9 @@ class Gateway:
         self.progress = Progress(self)
         self.files = Files(self)
         self.batches = BatchKeeper(self)
+        self.counting = asyncio.Semaphore(_COUNTING)
+        """Held by who watches keys of Redis on one connection and reads over another:
+        as many as there are connections would wait for each other."""
         self.is_unready = False
         """Set on SIGTERM: balancers are told, and everything is served still."""
         self.draining = asyncio.Event()

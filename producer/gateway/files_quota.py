@@ -90,10 +90,10 @@ class FilesQuota:
         expected: int | None,
     ) -> tuple[int, str]:
         """Counts, and notes the upload unless another one came in between."""
-        key = arriving_key(tenant)
+        key, redis = arriving_key(tenant), self._owner.redis
         stored: dict[str, int] = {}
         for _ in range(_ATTEMPTS):
-            async with self._owner.redis.pipeline(transaction=True) as pipeline:
+            async with self._owner.counting, redis.pipeline() as pipeline:
                 await pipeline.watch(key)
                 seconds, _us = await pipeline.time()
                 now_ms = int(seconds) * 1000

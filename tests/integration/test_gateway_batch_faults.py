@@ -1,12 +1,21 @@
 """Batches under faults and load: taken up again, beside broken ones, in turns."""
 
+import asyncio
 import gzip
 from collections.abc import Iterator
 
 import msgspec
 import openai
 import pytest
-from support.batch_calls import URL, begun, content_of, ended, line, nobody_serves
+from support.batch_calls import (
+    URL,
+    begun,
+    content_of,
+    encoded,
+    ended,
+    line,
+    nobody_serves,
+)
 from support.pools import UpProcess, up
 from support.served import Served, gateway_config, served
 from support.waiting import wait_until
@@ -50,7 +59,7 @@ def client_of(gateway: Served, tenant: str = "default") -> openai.AsyncOpenAI:
         api_key="none",
         base_url=f"{gateway.url}/v1",
         max_retries=0,
-        timeout=30,
+        timeout=60,
         default_headers={"X-Tokenmill-Tenant": tenant},
     )
 
@@ -193,7 +202,7 @@ async def test_one_tenants_batches_keep_nobody_elses_waiting(
         await greedy.batches.cancel(second.id)
         await ended(greedy, second, "cancelled")
         await ended(greedy, third, "expired")
-        assert list(gateway.owner.batches._tasks) == [first.id]
+        await wait_until(lambda: list(gateway.owner.batches._tasks) == [first.id])
         await greedy.batches.cancel(first.id)
         await ended(greedy, first, "cancelled")
 
@@ -223,6 +232,37 @@ async def test_a_tenant_has_so_many_open_batches(gateway, client, pool) -> None:
             await ended(client, batch, "cancelled")
     await ended(client, await begun(client, [line(1)]))
     assert (await client.files.delete(file_id)).deleted
+
+
+@pytest.mark.parametrize("settings", [{"max_tenant_batches": 2}])
+async def test_batches_begun_at_the_same_moment_are_no_more_than_that(
+    gateway, client, pool, tmp_path, settings
+) -> None:
+    """Through two gateways."""
+    config = gateway_config(tmp_path, auth="none", batch_lease_s=1.0, **settings)
+    async with (
+        nobody_serves(pool, "absent"),
+        served(config, pool.url) as beside,
+        client_of(beside) as other,
+    ):
+        stuck = ("in.jsonl", encoded([line(1, model="absent")]))
+        file = await client.files.create(file=stuck, purpose="batch")
+        asked = {
+            "input_file_id": file.id,
+            "endpoint": URL,
+            "completion_window": "24h",
+        }
+        made = await asyncio.gather(
+            *((client, other)[n % 2].batches.create(**asked) for n in range(8)),
+            return_exceptions=True,
+        )
+        open_now = [one for one in made if isinstance(one, openai.types.Batch)]
+        refused = [one for one in made if isinstance(one, openai.RateLimitError)]
+        assert (len(open_now), len(refused)) == (2, 6), made
+        assert all("max_tenant_batches" in str(one) for one in refused)
+        for batch in open_now:
+            await client.batches.cancel(batch.id)
+            await ended(client, batch, "cancelled")
 
 
 async def test_what_is_done_outlives_the_input(gateway, client, pool, tmp_path) -> None:

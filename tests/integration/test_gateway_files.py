@@ -297,6 +297,21 @@ async def test_a_tenant_has_room_for_so_many_files_and_bytes(
         assert (await upload(gateway, b"x" * 30_000)).status_code == 200
 
 
+async def test_more_uploads_than_connections_to_redis_wait_for_none(gateway) -> None:
+    """Each counts over a second connection while it holds one."""
+    files = gateway.owner.files
+    at_once = 2 * gateway.owner.redis.connection_pool.max_connections
+
+    async def arrive(number: int) -> int:
+        name = f"file-{number}"
+        room = files.quota.room(files.records, f"tenant-{number}", name, 1000)
+        async with room as most:
+            return most
+
+    found = await asyncio.gather(*map(arrive, range(at_once)))
+    assert found == [MOST] * at_once
+
+
 async def test_uploads_that_arrive_at_once_share_the_room(
     newest_redis, store, tmp_path
 ) -> None:
