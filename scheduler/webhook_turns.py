@@ -1,4 +1,8 @@
-"""Whose turn it is: one host that hangs must not hold up the webhooks of the others."""
+"""Whose turn it is: hosts that hang must not hold up the webhooks of others.
+
+A host has a few places of its own. A tenant may name any number of hosts, so what its
+deliveries hold is bound, too.
+"""
 
 import random
 import time
@@ -89,3 +93,18 @@ class Turns:
         now = time.monotonic()
         for target in [name for name, one in self._targets.items() if one.is_idle(now)]:
             del self._targets[target]
+
+
+def has_share(held: int, free: int, *, is_new: bool) -> bool:
+    """Whether a tenant may have one more place: while more are left than it has.
+
+    A tenant alone so has half of all places; the more tenants want some, the fewer each
+    has, and some are always left for one that has none.
+
+    Args:
+        held: Places that the tenant has.
+        free: Places that nobody has.
+        is_new: It is for a host that has none: then the tenant may have twice as many,
+            two thirds of all, so that its own hosts that hang hold up no other of it.
+    """
+    return held < (2 * free if is_new else free)

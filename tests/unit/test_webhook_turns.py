@@ -5,7 +5,12 @@ from contextlib import ExitStack
 import pytest
 
 from tokenmill.scheduler import webhook_turns
-from tokenmill.scheduler.webhook_turns import LONGEST_S, PER_TARGET, Turns
+from tokenmill.scheduler.webhook_turns import (
+    LONGEST_S,
+    PER_TARGET,
+    Turns,
+    has_share,
+)
 
 HOST = "https://hooks.example.com"
 
@@ -100,3 +105,26 @@ def test_hosts_are_forgotten_once_nothing_waits_for_them(clock, monkeypatch):
         with turns.place(f"https://h{number}.example.com"):
             pass
     assert len(turns._targets) <= 5
+
+
+def places(tenants, most=96, *, is_new=False):
+    """How many each has when all of them take as many as they may, in turns."""
+    held = [0] * tenants
+    while True:
+        before = sum(held)
+        for one in range(tenants):
+            held[one] += has_share(held[one], most - sum(held), is_new=is_new)
+        if sum(held) == before:
+            return held
+
+
+def test_a_tenant_alone_has_half_of_the_places_and_more_for_new_hosts():
+    assert places(1) == [48]
+    assert places(1, is_new=True) == [64]
+
+
+@pytest.mark.parametrize("tenants", [1, 2, 5, 20])
+def test_some_places_are_left_for_a_tenant_that_has_none(tenants):
+    held = places(tenants)
+    assert max(held) - min(held) <= 1
+    assert has_share(0, 96 - sum(held), is_new=False)
