@@ -114,12 +114,16 @@ class LiveViews:
             sample = await self._new_sample()
             if self.looks % _RECENT_TURNS == 1 or tenants - self._recent.keys():
                 self._recent = await self._jobs.of(tenants)
+            current: dict[str | None, list[bytes]] = {}
             for tenant in tenants:
                 view = await view_of(self._owner, pool, tenant, self._recent[tenant])
                 events = [event(msgspec.json.encode(view), kind="snapshot")]
                 if sample is not None:
                     events.append(event(msgspec.json.encode(sample), kind="sample"))
-                self._current[tenant] = events
+                current[tenant] = events
+            # No view is kept of a tenant that left: it would be the first when it
+            # comes back.
+            self._current = current
         except TokenmillError as error:
             _log.warning("live_view_failed", error=str(error))
             told = event(msgspec.json.encode({"message": str(error)}), kind="problem")

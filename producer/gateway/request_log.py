@@ -51,14 +51,17 @@ class RequestLog:
     async def _answer(self, line: "_Line", scope: "Scope", receive: "Receive") -> None:
         try:
             await self._app(scope, receive, line.send)
-        except TimeoutError:
-            scope[ENDED] = "slow_client"
-        except (ClientDisconnect, OSError):
+        except ClientDisconnect:
             scope[ENDED] = "client_left"
         except ApiError as error:
             # Of a layer before the application's own handlers.
             await line.refuse(respond(error), receive)
-        except Exception:  # noqa: BLE001 - the client is told, the log has the rest
+        except Exception as error:  # noqa: BLE001 - the client is told, the log has it
+            if line.has_begun and isinstance(error, OSError):
+                # Of an answer on its way; before it, the fault is not the client's.
+                is_slow = isinstance(error, TimeoutError)
+                scope[ENDED] = "slow_client" if is_slow else "client_left"
+                return
             _log.exception("unexpected_error", path=line.route)
             await line.refuse(respond(UNEXPECTED), receive)
 
@@ -93,8 +96,13 @@ class _Line:
 
     async def refuse(self, response: Any, receive: "Receive") -> None:  # noqa: ANN401
         """Answers with an error, unless an answer has begun."""
-        if not self._status:
+        if not self.has_begun:
             await response(self._scope, receive, self.send)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an answer has begun."""
+        return bool(self._status)
 
     @property
     def _method(self) -> str:
