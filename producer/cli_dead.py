@@ -7,7 +7,14 @@ import typer
 
 from ..shared.cli_support import handle_errors
 from .cli_options import AsJson, Url, client_of
-from .cli_output import clock, duration, print_json, print_note, print_table
+from .cli_output import (
+    clock,
+    duration,
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from .dead_letter import DeadLetter, Requeued
@@ -77,8 +84,7 @@ async def show(
     if as_json:
         print_json(found)
         return
-    for name, value in _facts(found):
-        print(f"{name:<14}{value}")
+    print_facts(_facts(found))
 
 
 def _facts(letter: "DeadLetter") -> list[tuple[str, str]]:

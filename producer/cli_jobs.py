@@ -15,6 +15,7 @@ from .cli_output import (
     clock,
     duration,
     job_row,
+    print_facts,
     print_json,
     print_note,
     print_table,
@@ -94,8 +95,7 @@ async def show(job: JobArgument, url: Url = None, as_json: AsJson = False) -> No
     if as_json:
         print_json({"job": info, "adapter": adapter, "result": result})
         return
-    for name, value in _facts(info, adapter, result):
-        print(f"{name:<14}{value}")
+    print_facts(_facts(info, adapter, result))
     for choice in result.choices if result else ():
         print(f"\n[{choice.index}] {choice.finish_reason}")
         print_text(f"{choice.text}\n")

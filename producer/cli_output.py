@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ..shared.messages import Delta, JobResult, encode
@@ -30,6 +30,12 @@ def print_text(text: str) -> None:
 def print_note(text: str) -> None:
     """Writes a remark for a person to standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Writes names and their values, a line each."""
+    for name, value in facts:
+        print(f"{name:<14}{value}")
 
 
 def print_table(

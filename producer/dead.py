@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ..shared.clock import time_ms
 from ..shared.errors import ProtocolError, QueueFull, TokenmillError, UnknownJob
 from ..shared.keys import SHARDS, Keys, is_shard
 from ..shared.script_types import NewJob
@@ -111,8 +112,8 @@ class DeadLetters:
         return removed
 
     async def _now_ms(self) -> int:
-        ((seconds, microseconds),) = await self._session.read(("TIME",))
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        (reply,) = await self._session.read(("TIME",))
+        return time_ms(reply)
 
     # --- reading -------------------------------------------------------------------
     async def _find(self, ids: Ids) -> list[_Found]:

@@ -9,6 +9,7 @@ from typing import Final, cast
 
 import redis.asyncio
 
+from ..shared.clock import time_ms
 from ..shared.keys import Keys
 from ..shared.lifecycle import State
 from ..shared.shadow_keys import SHADOW_TENANT
@@ -49,8 +50,8 @@ class EndsRate:
         pipe = self._client.pipeline(transaction=False)
         pipe.time()
         pipe.hget(self._keys.load, "jobs")
-        (seconds, microseconds), waiting = await pipe.execute()
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        time, waiting = await pipe.execute()
+        now_ms = time_ms(time)
         if waiting is None:
             self._waits_since_ms = None
             return

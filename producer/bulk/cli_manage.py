@@ -8,7 +8,14 @@ import typer
 from ...shared.cli_support import handle_errors
 from ...shared.errors import UnknownRun
 from ..cli_options import Url, client_of
-from ..cli_output import clock, duration, print_json, print_note, print_table
+from ..cli_output import (
+    clock,
+    duration,
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+)
 from .cli_options import AsJson, Patience, Quiet
 from .cli_report import told
 from .cli_work import reach_of
@@ -43,8 +50,7 @@ async def status(named: Named, url: Url = None, as_json: AsJson = False) -> None
     if as_json:
         print_json(view)
         return
-    for name, value in _facts(view):
-        print(f"{name:<14}{value}")
+    print_facts(_facts(view))
 
 
 def _facts(view: "RunView") -> list[tuple[str, str]]:

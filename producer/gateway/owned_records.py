@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from redis.exceptions import WatchError
 
+from ...shared.clock import time_ms
 from ...shared.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ class OwnedRecords(Generic[R]):
 
     async def now_ms(self) -> int:
         """Returns the time of Redis."""
-        seconds, microseconds = await self._session.patiently(self._redis.time)
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return time_ms(await self._session.patiently(self._redis.time))
 
     async def add(
         self,
@@ -261,8 +261,7 @@ class OwnedRecords(Generic[R]):
                 if raw is None:
                     return None
                 record = self._decode(record_id, raw)
-                seconds, microseconds = await pipeline.time()
-                new = change(record, int(seconds) * 1000 + int(microseconds) // 1000)
+                new = change(record, time_ms(await pipeline.time()))
                 if new is None:
                     return record
                 pipeline.multi()  # type: ignore[no-untyped-call]

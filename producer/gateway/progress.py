@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ...shared.clock import time_ms
 from ...shared.errors import TokenmillError
 from ...shared.keys import SHARDS, Keys, is_shard, process_key
 from ...shared.redis import translate
@@ -93,8 +94,7 @@ class Progress:
         for reply in (time_now, members):
             if isinstance(reply, Exception):
                 raise reply
-        seconds, microseconds = time_now
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        now_ms = time_ms(time_now)
         names = (member.decode(errors="replace") for member in members)
         shards = [Keys.of_shard(name) for name in sorted(filter(is_shard, names))]
         found = await self._read([c for keys in shards for c in _first(keys, now_ms)])
