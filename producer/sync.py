@@ -60,6 +60,10 @@ class SyncStream:
     ) -> None:
         self.close()
 
+    def begin(self) -> None:
+        """Reads what is there already; see `TokenStream.begin`."""
+        self._thread.run(self._stream.begin())
+
     def close(self) -> None:
         """Stops following; cancels the job if asked to and it has not ended."""
         self._thread.run(self._stream.aclose())
