@@ -88,7 +88,9 @@ def stated(
     weights_version: str | None,
     health_report: HealthReport | None,
 ) -> Decide:
-    """Decides to say how a version is; None where it is in no state of `only_from`."""
+    """Decides to say how a version is; None where it is in no state of `only_from`, or
+    all of it is known.
+    """
 
     def decide(route: Route, specs: Specs, now_ms: int) -> Change | None:
         known = find(model, specs, version)
@@ -102,8 +104,10 @@ def stated(
             reason=reason,
             weights_version=weights_version or known.weights_version,
             health_report=health_report or known.health_report,
-            updated_ms=now_ms,
         )
+        if made == specs[version]:
+            return None  # as others have said: many workers say so at the same moment
+        made = msgspec.structs.replace(made, updated_ms=now_ms)
         return Change("set", raised_route(route, now_ms, made), made, version)
 
     return decide

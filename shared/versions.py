@@ -30,6 +30,8 @@ from .version_retiring import drained, removed
 
 _TRIES: Final = 20
 """Times that a change is made again because of another one in between."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 1.0
+"""Between two of them: hundreds of workers may begin at the same moment."""
 _log = structlog.get_logger(__name__)
 
 
@@ -92,8 +94,7 @@ class Versions:
 
     async def specs(self) -> dict[str, VersionSpec]:
         """Returns the versions by name."""
-        _, specs = await self.read()
-        return specs
+        return (await self.read())[1]
 
     async def fix(self, shares: Mapping[str, float]) -> Route:
         """Writes down who serves a model without a route, before others come.
@@ -141,7 +142,7 @@ class Versions:
             health_report: Likewise.
 
         Returns:
-            False where it was in none of `only_from`: then nothing was changed.
+            False where nothing is changed: not in `only_from`, or all of it is known.
 
         Raises:
             UnknownVersion: There is no such version.
@@ -166,8 +167,7 @@ class Versions:
         Raises:
             UnknownVersion: There is no such version.
         """
-        decide = changes.renewed(self._model, version, config)
-        return (await self.change(decide))[1]
+        return (await self.change(changes.renewed(self._model, version, config)))[1]
 
     async def drain(self, version: str) -> bool:
         """Has a version end, and nothing copied to it any more.
@@ -232,8 +232,7 @@ class Versions:
             UnknownVersion: There is no such version.
             VersionConflict: It is not ready.
         """
-        decide = changes.shadowed(self._model, version, percent)
-        return (await self.change(decide))[0]
+        return (await self.change(changes.shadowed(self._model, version, percent)))[0]
 
     async def remove(self, version: str) -> Route:
         """Forgets a version. Its workers are to be stopped before.
@@ -281,7 +280,8 @@ class Versions:
                 return change.route, True
             if status == "refused":
                 raise VersionConflict(f"{self._model}: {detail}")
-            await sleep(random.uniform(0, 0.01 * tried))  # noqa: S311 - jitter
+            wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**tried)
+            await sleep(random.uniform(0, wait_s))  # noqa: S311 - jitter
         raise VersionConflict(
             f"the versions of {self._model} are being changed all the time; try again"
         )

@@ -34,6 +34,16 @@ async def versions(empty_redis) -> Versions:
     return found
 
 
+async def test_what_is_known_is_not_written_again(versions) -> None:
+    """Or many workers, ready at the same moment, would keep each other waiting."""
+    said = {"weights_version": "w2", "only_from": ("loading", "ready")}
+    assert await versions.set_state("v2", "ready", **said)
+    before, _ = await versions.read()
+    assert not await versions.set_state("v2", "ready", **said)
+    assert (await versions.read())[0] == before
+    assert await versions.set_state("v2", "ready", reason="why", **said)
+
+
 async def test_who_follows_reads_all_only_after_a_change(
     versions: Versions,
 ) -> None:
