@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from ...shared.errors import ResultTimeout, VersionConflict
+from ...shared.errors import ResultTimeout, UnknownVersion, VersionConflict
 from ...shared.keys import SHARDS, Keys, is_shard
 from ...shared.script_runner import text
 from ...shared.shadow_report import forget_report
@@ -66,7 +66,7 @@ class _Retirement:
             job_id, now = await self._patiently(self._open_job), time.monotonic()
             if job_id:
                 quiet_since = now
-            elif now - quiet_since >= SETTLE_S and await self._patiently(self._end):
+            elif now - quiet_since >= SETTLE_S and await self._has_ended():
                 return
             if now - began > wait_s:
                 what = f"job {job_id} has not ended" if job_id else "its workers end"
@@ -94,6 +94,12 @@ class _Retirement:
             if job_id := await open_job(self._client, keys):
                 return job_id
         return None
+
+    async def _has_ended(self) -> bool:
+        try:
+            return await self._patiently(self._end)
+        except UnknownVersion:
+            return False  # another command has just forgotten it: seen at the next look
 
     async def _end(self) -> bool:
         """Takes what steps can be taken now; whether that was the last one."""

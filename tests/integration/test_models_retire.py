@@ -11,6 +11,7 @@ from support.waiting import wait_until
 from tokenmill import Client, Prompt
 from tokenmill.producer.models import retiring as steps
 from tokenmill.producer.models.cli_tables import print_versions
+from tokenmill.producer.models.draining import Draining
 from tokenmill.shared.config_model import ModelConfig
 from tokenmill.shared.errors import (
     InvalidRequest,
@@ -158,6 +159,21 @@ async def test_what_ended_half_way_is_gone_on_with(
     assert "retires" in (await examine_versions(empty_redis, KEYS, (), ()))[-1].message
     await shard.scripts.forfeit("g1", "it ended", counts=False)
     await asyncio.gather(*(mill.retire_model(MODEL) for _ in range(2)))
+    assert await nothing_is_left(empty_redis)
+
+
+async def test_another_command_that_was_faster_is_no_error(
+    mill: Client, versions, empty_redis, monkeypatch
+) -> None:
+    stop = Draining.stop_without_workers
+
+    async def too_late(self, version: str, weights: str | None) -> None:
+        await stop(self, version, weights)
+        await versions.change(forgotten(MODEL))
+        await stop(self, version, weights)
+
+    monkeypatch.setattr(Draining, "stop_without_workers", too_late)
+    await mill.retire_model(MODEL)
     assert await nothing_is_left(empty_redis)
 
 
