@@ -343,9 +343,14 @@ async def test_a_wrong_spec_is_refused_by_field(
 async def test_everything_of_a_run_expires_after_its_last_touch(
     redis_client: "redis.asyncio.Redis",
 ):
-    store = RunStore(redis_client, new_run_id(), keep_ms=1000)
+    store = RunStore(redis_client, new_run_id(), keep_ms=60_000)
     await store.create(SPEC)
     await store.feed([item(0)])
+    names = [key async for key in redis_client.scan_iter(f"{store.keys.prefix}*")]
+    assert names
+    for name in names:
+        assert 0 < await redis_client.pttl(name) <= 60_000
+        await redis_client.pexpire(name, 1)
     await wait_until(lambda: _gone(redis_client, store))
     with pytest.raises(UnknownRun):
         await store.view()

@@ -53,7 +53,7 @@ def mill(newest_redis, group):
 
 def test_submit_await_stream_and_look(mill, group) -> None:
     job = mill.submit("hello wide world")
-    assert job.result(timeout=5).text == "hello wide world"
+    assert job.result(timeout=60).text == "hello wide world"
     assert job.done()
     tokens = job.stream(from_offset=1)
     assert "".join(delta.text for delta in tokens) == " wide world"
@@ -85,7 +85,7 @@ def test_errors_are_the_same(mill, group) -> None:
         job.result(timeout=0.05)
     assert job.cancel() in ("cancelling", "cancelled")
     with pytest.raises(JobCancelled):
-        job.result(5)
+        job.result(60)
 
 
 def test_leaving_a_stream_can_cancel(mill, group) -> None:
@@ -94,7 +94,7 @@ def test_leaving_a_stream_can_cancel(mill, group) -> None:
     with job.stream(cancel_on_leave=True) as tokens:
         assert next(tokens).text
     with pytest.raises(JobCancelled):
-        job.result(5)
+        job.result(60)
 
 
 def test_threads_share_one_client(mill, group) -> None:
@@ -124,7 +124,7 @@ def test_close_ends_calls_in_other_threads(newest_redis, group) -> None:
     while not client._client._session.listener._watchers:
         pass
     client.close()
-    waiting.join(5)
+    waiting.join(60)
     assert caught == ["the client was closed during the call"]
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("tokenmill-client") == 1  # the group's own
@@ -135,10 +135,10 @@ def test_close_ends_calls_in_other_threads(newest_redis, group) -> None:
 
 
 def test_a_wrong_address_leaves_no_thread() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(RedisUnavailable):
         SyncClient("redis://127.0.0.1:1/0").open()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -166,7 +166,7 @@ def test_a_full_queue_is_an_error_or_waited_out(mill, group) -> None:
         mill.submit_many(["second", "third"], wait_s=0.1)
     assert list(caught.value.refused) == [0, 1]
     assert first.cancel() == "cancelled"
-    assert mill.submit("second", when_full="wait", wait_s=20).id
+    assert mill.submit("second", when_full="wait", wait_s=60).id
 
 
 def test_the_pool_is_seen_as_by_the_other_client(mill):

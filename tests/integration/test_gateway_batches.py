@@ -20,7 +20,8 @@ from support.pools import UpProcess, up
 from support.served import gateway_config, served
 from support.waiting import wait_until
 
-from tokenmill.producer.gateway import batches_api
+from tokenmill.producer.gateway.batches_lease import batch_records
+from tokenmill.producer.gateway.batches_models import BatchRecord
 from tokenmill.shared.api_keys import KeyStore, Scope
 from tokenmill.shared.file_keys import batch_key
 from tokenmill.shared.webhooks import deliveries
@@ -47,7 +48,7 @@ async def gateway(pool, tmp_path):
 @pytest.fixture
 async def client(gateway):
     async with openai.AsyncOpenAI(
-        api_key="none", base_url=f"{gateway.url}/v1", max_retries=0, timeout=30
+        api_key="none", base_url=f"{gateway.url}/v1", max_retries=0, timeout=60
     ) as made:
         yield made
 
@@ -148,10 +149,20 @@ async def test_a_cancelled_batch_keeps_what_was_done(client, pool) -> None:
     assert (await client.batches.cancel(batch.id)).status == "cancelled"
 
 
-async def test_a_batch_whose_time_is_over_expires(client, pool, monkeypatch) -> None:
-    monkeypatch.setattr(batches_api, "WINDOW_MS", 1500)
+async def test_a_batch_whose_time_is_over_expires(client, pool, gateway) -> None:
+    def is_over(record: BatchRecord, now_ms: int) -> BatchRecord:
+        return msgspec.structs.replace(record, expires_ms=now_ms)
+
     async with nobody_serves(pool, "absent"):
         batch = await begun(client, [line(1), line(2, model="absent")])
+
+        async def one_done() -> bool:
+            now = await client.batches.retrieve(batch.id)
+            return now.request_counts.completed == 1
+
+        await wait_until(one_done, every_s=0.05)
+        await batch_records(gateway.owner.client.session).change(batch.id, is_over)
+        gateway.owner.batches.look(batch.id)
         done = await ended(client, batch, "expired")
     assert done.expired_at is not None
     assert done.error_file_id is not None

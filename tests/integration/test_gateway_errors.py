@@ -218,8 +218,9 @@ async def test_the_official_client_waits_as_long_as_it_is_told(
         with pytest.raises(openai.RateLimitError) as full:
             await client.with_options(max_retries=0).completions.create(**BODY)
         assert full.value.code == "queue_full"
+        await wait_until(lambda: group.num_finished == 1)
         await group.pause()
-        await gateway.owner.client.submit(Prompt("waits"), when_full="wait", wait_s=5)
+        await gateway.owner.client.submit(Prompt("waits"), when_full="wait", wait_s=60)
         del times[:], told[:]
         found = await client.with_options(max_retries=3).completions.create(**BODY)
     assert found.choices[0].text == "a b c"

@@ -156,7 +156,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(
     newest_redis, empty_redis, tmp_path
 ) -> None:
     async with FakeGroup(empty_redis, delay_s=0.0005) as group:
-        group.answer = lambda _: ["x" * 40_000] * 1000
+        group.answer = lambda _: ["x" * 40_000] * 4000
         config = gateway_config(tmp_path, slow_client_s=0.5, keepalive_s=0.2)
         async with served(config, newest_redis.url) as gateway:
             port = int(gateway.url.rsplit(":", 1)[1].strip("/"))

@@ -178,6 +178,7 @@ async def test_the_scheduler_warns_of_a_job_that_it_gives_up(
                 assert started.status == "lost"
                 await redis_client.zadd(KEYS.lease, {job_id: 1}, xx=True)
             await pool.result(job_id)
+            await wait_until(lambda: any(x["event"] == "job_given_up" for x in logs))
     [line] = [line for line in logs if line["event"] == "job_given_up"]
     assert (line["log_level"], line["start_losses"]) == ("warning", MAX_START_LOSSES)
 

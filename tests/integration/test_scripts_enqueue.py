@@ -66,7 +66,7 @@ async def test_an_idempotency_key_leads_to_the_first_job(shard):
 
 
 async def test_a_delayed_job_waits_in_no_stream_until_it_is_due(shard):
-    job_id = await shard.enqueue(delay_ms=30)
+    job_id = await shard.enqueue(delay_ms=500)
     assert await shard.state(job_id) == "delayed"
     assert await shard.client.zcard(KEYS.lanes) == 0
     assert (await shard.scripts.load())["later:jobs"] == "1"

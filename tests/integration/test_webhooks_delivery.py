@@ -213,7 +213,7 @@ async def test_an_attempt_that_was_cut_off_counts(shard):
 
 async def test_one_host_that_hangs_has_a_few_attempts_at_once(shard, monkeypatch):
     monkeypatch.setattr(webhook_turns, "PER_TARGET", 2)
-    config = WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=1.0)
+    config = WebhooksConfig(secret=SECRET, allow_private=True, timeout_s=2.0)
     async with receiving(None) as slow, receiving() as quick:
         ids = [await ended(shard, slow.url()) for _ in range(5)]
         other = await ended(shard, quick.url())

@@ -37,8 +37,11 @@ class _Daemon:
             raise SystemExit("An instance of this daemon is already running")
         address.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(address))
+        # Whoever sees the file can connect at once.
+        early = address.with_suffix(".new")
+        listener.bind(str(early))
         listener.listen()
+        early.rename(address)
         _log(f"Starting control daemon using socket {address}")
         try:
             while not self._quitting:

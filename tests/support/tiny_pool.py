@@ -26,10 +26,12 @@ def pool(
 ) -> Iterator[FaultPool]:
     """A scheduler and, as yet, no worker.
 
-    What a module has as its own `SETTINGS` goes before those here.
+    What a module has as its own `SETTINGS` goes before those here; `MODEL_SETTINGS`
+    are those of its model that differ from others'.
     """
     directory = tmp_path_factory.mktemp("pool")
-    model = save_tiny_model("llama", directory)
+    changes = getattr(request.module, "MODEL_SETTINGS", {})
+    model = save_tiny_model("llama", directory, **changes)
     settings = {**SETTINGS, **getattr(request.module, "SETTINGS", {})}
     settings["HOLD_FILE"] = str(directory / "hold")
     with fault_pool(directory, MODEL, "--model", str(model), **settings) as made:
