@@ -219,7 +219,7 @@ def test_a_missing_or_short_password_is_refused_before_the_server_starts(tmp_pat
             env={**extra, **names, **changed},
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         assert done.returncode == 1

@@ -42,7 +42,7 @@ def run(
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode in status, done.stdout + done.stderr
@@ -51,7 +51,7 @@ def run(
 
 def fetch(address: str, body: bytes | None = None, kind: str = "text/plain") -> bytes:
     request = urllib.request.Request(address, body, {"Content-Type": kind})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read()
 
 
@@ -169,7 +169,7 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -203,11 +203,11 @@ def test_browser_page_follows_a_job(pool, tmp_path):
         page.get_by_label("Prompt").fill("word after word after word")
         page.get_by_role("button", name="Send").click()
         status = page.get_by_role("status").filter(has_text="succeeded")
-        status.wait_for(timeout=20_000)
+        status.wait_for(timeout=60_000)
         assert page.locator("output").inner_text() == "word after word after word"
         page.goto(f"{pool.origin}/?gateway={pool.gateway}&model=nobody")
         page.get_by_role("button", name="Send").click()
-        page.get_by_role("status").filter(has_text="nobody").wait_for(timeout=20_000)
+        page.get_by_role("status").filter(has_text="nobody").wait_for(timeout=60_000)
         browser.close()
     assert errors == []
 
@@ -264,7 +264,7 @@ def test_locust_drives_a_gateway(pool, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -55,7 +55,7 @@ def map_body(context, body):
 
 def check(case) -> int:
     """Sends a request; returns the status of an answer that is as documented."""
-    response = case.call(timeout=20)
+    response = case.call(timeout=60)
     # 503 and 504 are told of: what is not there, or took too long.
     assert response.status_code < 500 or response.status_code in (503, 504), (
         f"{response.status_code} {response.text}"

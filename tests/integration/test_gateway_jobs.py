@@ -31,7 +31,7 @@ async def test_a_job_is_submitted_waited_for_and_shown(gateway) -> None:
     job_id = reply.json()["id"]
     assert reply.headers["location"] == f"/v1/jobs/{job_id}"
 
-    reply = await gateway.http.get(f"/v1/jobs/{job_id}", params={"wait": 10})
+    reply = await gateway.http.get(f"/v1/jobs/{job_id}", params={"wait": 30})
     job = reply.json()
     assert job["state"] == "succeeded"
     assert job["output"]["text"] == "one two three"
@@ -47,7 +47,7 @@ async def test_the_wait_ends_in_time_without_the_job(gateway, group) -> None:
     job_id = await submitted(gateway)
     begun = time.monotonic()
     reply = await gateway.http.get(f"/v1/jobs/{job_id}", params={"wait": 0.2})
-    assert 0.2 <= time.monotonic() - begun < 5
+    assert 0.2 <= time.monotonic() - begun < 30
     assert reply.json()["state"] == "queued"
     assert reply.json()["output"] is None
 

@@ -35,10 +35,10 @@ def test_without_redis_the_process_says_so_and_exits_3(name: str):
         env={**os.environ, "TOKENMILL_LOG_FORMAT": "json"},
         capture_output=True,
         check=False,
-        timeout=30,
+        timeout=110,
     )
     assert done.returncode == 3
-    assert time.monotonic() - begin < 25
+    assert time.monotonic() - begin < 60
     [line] = done.stderr.decode().strip().splitlines()
     assert "127.0.0.1:1" in line
     assert done.stdout == b""

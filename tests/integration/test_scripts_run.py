@@ -62,10 +62,10 @@ async def test_deltas_are_logged_and_published_as_the_same_bytes(shard):
     job_id, epoch = await shard.run()
     async with shard.client.pubsub() as pubsub:
         await pubsub.subscribe(KEYS.wake(job_id))
-        assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+        assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"
         items = [EmitItem(job_id, epoch, i + 1, delta(i)) for i in range(3)]
         assert await shard.scripts.emit(group="g1", items=items) == ["written"] * 3
-        heard = [(await pubsub.get_message(timeout=5))["data"] for _ in range(3)]
+        heard = [(await pubsub.get_message(timeout=60))["data"] for _ in range(3)]
     logged = await shard.client.xrange(KEYS.log(job_id), "1-1")
     assert heard == [delta(i) for i in range(3)] == [f[b"d"] for _, f in logged]
 

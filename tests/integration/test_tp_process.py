@@ -79,7 +79,7 @@ def test_a_step_that_fails_on_one_rank_alone_is_that_ranks_fault(
     began = time.monotonic()
     with pytest.raises(SystemExit, match="75"):
         runner.run(STEP)
-    assert time.monotonic() - began < 2 * worker.rank_timeout_s + 5
+    assert time.monotonic() - began < 2 * worker.rank_timeout_s + 30
     assert re.match(told, str(group.ranks.lost))
     group.close()
     assert not any(map(psutil.pid_exists, group.ranks.pids))

@@ -28,7 +28,7 @@ def command(pool: UpProcess, *arguments: str) -> subprocess.CompletedProcess[str
         cwd=pool.directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
 
 
@@ -143,7 +143,7 @@ def test_a_bad_setting_ends_up_at_once_and_names_the_key(tmp_path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert ended.returncode == 2
     assert "worker.max_runing" in ended.stderr
@@ -152,7 +152,7 @@ def test_a_bad_setting_ends_up_at_once_and_names_the_key(tmp_path) -> None:
 
 def test_a_worker_that_can_never_start_ends_the_pool_with_its_code(tmp_path) -> None:
     pool = UpProcess(tmp_path, engine="nonsense")
-    assert pool.process.wait(90) == 2, pool.text
+    assert pool.process.wait(150) == 2, pool.text
     assert "failed (exit 2)" in pool.text
     assert "nonsense" in pool.text  # the end of the worker's log is shown
 

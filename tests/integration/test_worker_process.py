@@ -132,7 +132,7 @@ async def test_a_second_signal_ends_at_once(work, client, newest_redis) -> None:
     await wait_until(lambda: '"draining"' in one.text)
     assert one.process.poll() is None
     os.kill(one.process.pid, signal.SIGTERM)
-    assert await asyncio.to_thread(one.process.wait, 30) == 143
+    assert await asyncio.to_thread(one.process.wait, 60) == 143
     lost = await client.hget(KEYS.job(job_id), "lost")
     assert lost.startswith(b"1 0 "), "no fault of the job"
     assert not await client.exists(KEYS.group("w-test"))

@@ -61,7 +61,7 @@ class WorkerProcess:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def wait_ready(self, timeout_s: float = 120) -> None:
+    def wait_ready(self, timeout_s: float = 150) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.text
             return "ready: " in self.text

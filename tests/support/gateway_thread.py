@@ -12,7 +12,7 @@ from tokenmill.producer.gateway.app import create_app
 from tokenmill.shared.config import Config, GatewayConfig, PoolConfig
 
 from .servers import free_port
-from .waiting import wait_until_sync
+from .waiting import PATIENCE_S, wait_until_sync
 
 HOST = "127.0.0.1"
 
@@ -53,7 +53,7 @@ class RunningGateway:
         loop = self._server.servers[0].get_loop()
         loop.call_soon_threadsafe(leaving.set)
         self._server.should_exit = True
-        self._thread.join(15)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 

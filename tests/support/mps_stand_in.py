@@ -75,4 +75,4 @@ def running(program: Path, pipes: Path) -> Iterator["subprocess.Popen[bytes]"]:
         yield daemon
     finally:
         daemon.terminate()
-        daemon.wait(10)
+        daemon.wait(60)

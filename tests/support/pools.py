@@ -61,7 +61,7 @@ class UpProcess:
     def text(self) -> str:
         return self.printed.read_text(errors="replace")
 
-    def wait_ready(self, timeout_s: float = 90) -> None:
+    def wait_ready(self, timeout_s: float = 150) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.text
             return "\nready" in self.text

@@ -172,13 +172,13 @@ class Ranks:
         finally:
             leading.close()
             for future in following:
-                future.result(timeout=30)
+                future.result(timeout=60)
 
     def _on_each(self, task: Callable[[int], T]) -> list[T]:
         futures = [
             thread.submit(task, rank) for rank, thread in enumerate(self._threads)
         ]
-        done, _ = wait(futures, timeout=60, return_when=FIRST_EXCEPTION)
+        done, _ = wait(futures, timeout=120, return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()  # who failed says more than those who waited for it
         return [future.result(timeout=0) for future in futures]

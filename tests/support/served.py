@@ -59,7 +59,7 @@ async def served(config: Config, url: str, **headers: str) -> AsyncIterator[Serv
     base = f"http://127.0.0.1:{server.config.port}"
     try:
         async with httpx.AsyncClient(
-            base_url=base, headers=headers, timeout=30, trust_env=False
+            base_url=base, headers=headers, timeout=60, trust_env=False
         ) as http:
             yield Served(app.state.gateway, http)
     finally:

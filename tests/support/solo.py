@@ -54,7 +54,7 @@ class Solo:
         assert what in text or self.processes[name].poll() is None, text
         return what in text
 
-    def wait_ready(self, *names: str, timeout_s: float = 90) -> None:
+    def wait_ready(self, *names: str, timeout_s: float = 150) -> None:
         for name in names:
             wait_until_sync(
                 lambda name=name: self.said(name, "ready: "),
