@@ -9,7 +9,13 @@ from support.waiting import loop_turns, wait_until
 
 from tokenmill import Client, Prompt, Sampling
 from tokenmill.producer import inbox, stream
-from tokenmill.shared.errors import JobCancelled, JobFailed, UnknownJob
+from tokenmill.producer.assembler import Position
+from tokenmill.shared.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    UnknownJob,
+)
 from tokenmill.shared.messages import DEFAULT_MODEL
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -82,6 +88,18 @@ async def test_the_log_before_the_subscription_is_not_lost(mill, group) -> None:
     group.emitting.set()
     assert first.text + await text_of(late) == "a b c d e f"
     assert await text_of(tokens) == " b c d e f"
+
+
+async def test_a_position_of_another_job_is_refused(mill, group) -> None:
+    job = await mill.submit(TEXT)
+    await job.result(30)
+    stream = job.stream(positions={0: Position(num_tokens=99)})
+    with pytest.raises(InvalidRequest, match="token 99 of choice 0"):
+        await stream.begin()
+    assert [delta async for delta in stream] == []
+    half = job.stream(positions={0: Position(num_tokens=20)})
+    await half.begin()
+    assert (await text_of(half)).split() == WORDS[20:]
 
 
 async def test_a_follower_resumes_at_its_offset(mill, group) -> None:
