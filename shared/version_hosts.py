@@ -7,7 +7,7 @@ from .redis import translate
 from .version_failing import failed_on
 from .version_groups import live_groups
 from .version_keys import hosts_key
-from .versions import Versions
+from .versions import Versions, VersionSpec
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -16,6 +16,8 @@ BEAT_EVERY_S: Final = 1.0
 """Between two signs of a host that loads or runs a version."""
 GONE_MS: Final = 15_000
 """A host that has given none for so long does not load it any more."""
+AWAY_MS: Final = 3_600_000
+"""Nor does it come back with a version that was ready, after so long."""
 
 
 class VersionHosts:
@@ -43,17 +45,26 @@ class VersionHosts:
             now_ms = await redis_ms(self._client)
             pipe = self._client.pipeline(transaction=False)
             pipe.zadd(key, {self._host: now_ms})
-            pipe.pexpire(key, GONE_MS)
+            pipe.zremrangebyscore(key, "-inf", now_ms - AWAY_MS)
+            pipe.pexpire(key, AWAY_MS)
             await pipe.execute()
 
-    async def others(self, version: str) -> bool:
-        """Whether somebody serves a version, or another host loads it."""
+    async def others(self, spec: VersionSpec) -> bool:
+        """Whether somebody serves a version, or another host has it.
+
+        One that loads it has to say so all the time. One on which it was ready may be
+        away for a while, as for a restart, and has not failed by that.
+
+        Args:
+            spec: The version as it stands in Redis.
+        """
         groups = await live_groups(self._client, self._model, self._partitions)
-        if any(one.version == version for one in groups):
+        if any(one.version == spec.version for one in groups):
             return True
+        silent_ms = AWAY_MS if spec.state == "ready" else GONE_MS
         with translate():
-            oldest = await redis_ms(self._client) - GONE_MS
-            key = hosts_key(self._model, version)
+            oldest = await redis_ms(self._client) - silent_ms
+            key = hosts_key(self._model, spec.version)
             found = await self._client.zrangebyscore(key, oldest, "+inf")
         return any(host != self._host.encode() for host in found)
 

@@ -31,7 +31,7 @@ def cards_key(model: str) -> str:
 def hosts_key(model: str, version: str) -> str:
     """zset, host that starts or runs workers of a version -> ms at which it said so.
 
-    Expires 15 seconds after the last has.
+    Expires an hour after the last has.
 
     Args:
         model: Public name.

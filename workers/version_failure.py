@@ -49,7 +49,7 @@ class VersionFailure:
             spec = (await self._life.versions.specs()).get(self._version)
             if spec is None or spec.state == "draining":
                 return
-            others = await self._hosts.others(self._version)
+            others = await self._hosts.others(spec)
             if others:
                 self._log.error("worker_failed_others_go_on", reason=reason)
             await self._hosts.fails(self._version, reason, is_last=not others)

@@ -139,8 +139,10 @@ class VersionCalls:
             VersionConflict: It is not ready, a partition has no live group of it, or it
                 cannot serve an adapter that is served now.
         """
+        from ...shared.routes import check_percent
         from ..adapters.fitting import ask_about_all, tell_what_is_lost
 
+        check_percent(version, percent)  # asking about adapters may take a minute
         versions = await self._versions_of(model)
         if percent > 0 and not force:
             answers = await ask_about_all(self._session, model, version)

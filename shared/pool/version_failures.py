@@ -60,7 +60,7 @@ class HostFailures:
             Whether it has failed by that: nobody else has it, or loads it.
         """
         hosts, now = self._hosts(key), time.monotonic()
-        others = await hosts.others(key[1])
+        others = await hosts.others(spec)
         if others:
             self._alone_since[key] = now
         since = self._alone_since.setdefault(key, now)

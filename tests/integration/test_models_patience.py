@@ -8,10 +8,16 @@ from support.shard_client import KEYS, Shard, group_info, new_job
 from support.waiting import wait_until
 
 from tokenmill import Client
+from tokenmill.producer.adapters import fitting
 from tokenmill.producer.models import operations
 from tokenmill.producer.models.operations import ModelVersions
 from tokenmill.shared.config_model import ModelConfig
-from tokenmill.shared.errors import RedisUnavailable, ResultTimeout, VersionConflict
+from tokenmill.shared.errors import (
+    InvalidRequest,
+    RedisUnavailable,
+    ResultTimeout,
+    VersionConflict,
+)
 from tokenmill.shared.scripts import Scripts
 from tokenmill.shared.version_restoring import restored
 from tokenmill.shared.versions import Route, Versions, VersionSpec
@@ -112,6 +118,17 @@ async def test_a_switch_is_looked_after_by_who_has_made_it(
     await mill.rollback_version(MODEL)
     await wait_until(lambda: len(kept) == 2)
     assert [route.shares for route in kept] == [{"v2": 100}, {"v1": 100}]
+
+
+async def test_no_worker_is_asked_about_adapters_for_a_share_that_cannot_be(
+    mill, versions, monkeypatch
+) -> None:
+    async def asked(*_: object) -> None:
+        pytest.fail("a worker is asked")
+
+    monkeypatch.setattr(fitting, "ask_about_all", asked)
+    with pytest.raises(InvalidRequest, match="expected 0 to 100"):
+        await mill.switch_version(MODEL, "v2", 150)
 
 
 async def test_a_version_that_drains_says_which_jobs_keep_it(

@@ -114,11 +114,12 @@ async def test_a_host_that_is_gone_is_not_waited_for(
     await one.keeper.look()
     spec = await spec_of(versions)
     assert (spec.state, spec.reason) == ("failed", WHY)
-    assert 0 < await empty_redis.pttl(hosts_key(MODEL, "v2")) <= 15_000
+    key = hosts_key(MODEL, "v2")
+    assert 0 < await empty_redis.pttl(key) <= version_hosts.AWAY_MS
 
 
 async def test_a_worker_that_restarts_is_not_ended_by_a_host_that_never_had_one(
-    hosts, versions, empty_redis
+    hosts, versions, empty_redis, monkeypatch
 ) -> None:
     one, two = hosts
     await versions.set_state("v2", "ready")
@@ -130,6 +131,14 @@ async def test_a_worker_that_restarts_is_not_ended_by_a_host_that_never_had_one(
     await one.keeper.look()
     assert (await spec_of(versions)).state == "ready"
     assert two.gone == []
+    # Nor is a host that is down for longer, as for a new kernel...
+    monkeypatch.setattr(version_hosts, "GONE_MS", -60_000)
+    await one.keeper.look()
+    assert (await spec_of(versions)).state == "ready"
+    # ...but one that never comes back.
+    monkeypatch.setattr(version_hosts, "AWAY_MS", -60_000)
+    await one.keeper.look()
+    assert (await spec_of(versions)).state == "failed"
 
 
 async def test_a_version_is_tried_again_where_it_has_failed(
