@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.bulk_late import Late
 from support.bulk_pool import (
     BulkPool,
     assert_answered,
@@ -241,10 +242,9 @@ def test_a_changed_input_and_a_strange_output_are_refused(
 
 
 def test_a_second_command_on_one_output_is_refused(
-    bulk_pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, late: Late, tmp_path: Path
 ) -> None:
-    source = tmp_path / "in.jsonl"
-    write_lines(source, [request(number) for number in range(1000)])
+    source = write_lines(tmp_path / "in.jsonl", late.lines(300))
     output = tmp_path / "out.jsonl"
     first = bulk_pool.start("run", source, "-o", output, "--model", "echo", "--json")
     assert first.stdout is not None
@@ -252,11 +252,12 @@ def test_a_second_command_on_one_output_is_refused(
     second = bulk_pool.run(source, "-o", output)
     assert second.code == 18
     assert "another command is writing" in second.err
-    assert first.wait(60) == 0
+    late.serve()
+    assert first.wait(120) == 0
     first.stdout.close()
     assert first.stderr is not None
     first.stderr.close()
-    assert_answered(output, 1000)
+    assert_answered(output, 300)
 
 
 def test_what_the_pool_refuses_is_not_begun(

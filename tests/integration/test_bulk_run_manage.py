@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from support.bulk_late import Late
 from support.bulk_pool import (
     BulkPool,
     assert_answered,
@@ -10,6 +11,7 @@ from support.bulk_pool import (
     request,
     write_lines,
 )
+from support.waiting import wait_until_sync
 
 from tokenmill.producer.bulk.index import Index
 from tokenmill.producer.bulk.place import Place
@@ -91,23 +93,26 @@ def test_what_failed_is_run_again_and_the_rest_stays(
 
 
 def test_a_cancelled_run_leaves_and_can_go_on(
-    bulk_pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, late: Late, tmp_path: Path
 ) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [request(n) for n in range(2500)])
+    source = write_lines(tmp_path / "in.jsonl", late.lines(300))
     output = tmp_path / "out.jsonl"
     process = bulk_pool.start("run", source, "-o", output, "--model", "echo", "--json")
     assert process.stdout is not None
     progress = json.loads(process.stdout.readline())["progress"]
+    partial_file = tmp_path / "out.jsonl.partial"
+    wait_until_sync(lambda: partial_file.exists() and partial_file.stat().st_size > 0)
     cancelled = bulk_pool.bulk("cancel", output)
     assert cancelled.out.strip() in ("cancelling", "cancelled")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 10, err
     report = json.loads(out.splitlines()[-1])["report"]
     assert (report["run"], report["state"]) == (progress["run"], "cancelled")
-    partial = read_lines(tmp_path / "out.jsonl.partial")
-    assert len(partial) == report["succeeded"] < 2500
+    partial = read_lines(partial_file)
+    assert 0 < len(partial) == report["succeeded"] < 300
     assert not output.exists()
+    late.serve()
     again = bulk_pool.run(source, "-o", output, "--json")
     assert again.code == 0, again.err
     assert again.report["run"] == progress["run"]
-    assert_answered(output, 2500)
+    assert_answered(output, 300)

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from support.bulk_late import Late
 from support.bulk_pool import (
     BulkPool,
     assert_answered,
@@ -20,32 +21,34 @@ from tokenmill.producer.bulk.place import Place
 pytest_plugins = "support.bulk_fixture"
 
 
-def begun(bulk_pool: BulkPool, output: Path, count: int) -> int:
+LINES = 300
+
+
+def begun(bulk_pool: BulkPool, late: Late, output: Path) -> int:
     """Starts a run and interrupts it once some lines are written; returns its code."""
-    source = write_lines(
-        output.with_name("in.jsonl"), [request(n) for n in range(count)]
-    )
+    source = write_lines(output.with_name("in.jsonl"), late.lines(LINES))
     process = bulk_pool.start("run", source, "-o", output, "--model", "echo", "--json")
     assert process.stdout is not None
     process.stdout.readline()  # it has begun, and its first progress is there
     partial = Place(output).partial
     wait_until_sync(lambda: partial.exists() and partial.stat().st_size > 0)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     return process.returncode
 
 
 def test_an_interrupted_run_is_left_and_its_retry_does_the_rest(
-    bulk_pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, late: Late, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    assert begun(bulk_pool, output, 1500) == 130
+    assert begun(bulk_pool, late, output) == 130
     assert "left" in bulk_pool.bulk("status", output).out
     assert not output.exists()
+    late.serve()
     again = bulk_pool.bulk("retry-failed", output, "--json")
     assert again.code == 0, again.err
-    assert again.report["total"] == 1500
-    assert_answered(output, 1500)
+    assert again.report["total"] == LINES
+    assert_answered(output, LINES)
 
 
 def test_a_retry_after_an_interrupted_retry_goes_on(
@@ -68,14 +71,15 @@ def test_a_retry_after_an_interrupted_retry_goes_on(
 
 
 def test_a_cancelled_run_is_no_success_of_a_retry(
-    bulk_pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, late: Late, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    begun(bulk_pool, output, 1500)
+    begun(bulk_pool, late, output)
     assert bulk_pool.bulk("cancel", output).code == 0
+    late.serve()
     again = bulk_pool.bulk("retry-failed", output, "--json")
     assert again.code == 0, again.err
-    assert_answered(output, 1500)
+    assert_answered(output, LINES)
 
 
 def test_a_finished_output_that_is_gone_is_no_success(
@@ -96,10 +100,10 @@ def test_a_finished_output_that_is_gone_is_no_success(
 
 
 def test_a_restart_ends_the_run_that_it_replaces(
-    bulk_pool: BulkPool, tmp_path: Path
+    bulk_pool: BulkPool, late: Late, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    begun(bulk_pool, output, 1500)
+    begun(bulk_pool, late, output)
     old = json.loads(bulk_pool.bulk("status", output, "--json").out)["run"]
     few = write_lines(tmp_path / "few.jsonl", [request(0)])
     assert bulk_pool.run(few, "-o", output, "--restart").code == 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from .bulk_late import Late
 from .bulk_pool import BulkPool
 from .pools import up
 
@@ -17,3 +18,13 @@ def bulk_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkPool]:
         made = BulkPool(process)
         yield made
         made.redis.close()
+
+
+@pytest.fixture
+def late(bulk_pool: BulkPool) -> Iterator[Late]:
+    """A model that nobody serves yet."""
+    made = Late(bulk_pool)
+    try:
+        yield made
+    finally:
+        made.end()
