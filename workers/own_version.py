@@ -205,6 +205,8 @@ class OwnVersion:
                     weights_version=self._weights,
                     health_report=self._report,
                 )
+                if by_hand:
+                    await self._failure.take_back()
             if specs:
                 await self._life.claim(self._version)
 

@@ -8,6 +8,7 @@ import structlog
 from ..shared.errors import TokenmillError
 from ..shared.health_set import HealthReport
 from ..shared.outage import REDIS_ERRORS
+from ..shared.version_failing import forgiven
 from ..shared.version_hosts import VersionHosts
 from ..shared.version_life import VersionLife
 
@@ -37,9 +38,10 @@ class VersionFailure:
         version: str,
         partitions: int,
     ) -> None:
-        host = f"{platform.node()} (started by hand)"
-        self._hosts = VersionHosts(client, model, partitions, host)
+        self._host = f"{platform.node()} (started by hand)"
+        self._hosts = VersionHosts(client, model, partitions, self._host)
         self._life = life
+        self._model = model
         self._version = version
         self._log = structlog.get_logger().bind(version=version)
 
@@ -55,6 +57,11 @@ class VersionFailure:
             await self._hosts.fails(self._version, reason, is_last=not others)
         except (TokenmillError, *REDIS_ERRORS) as error:
             self._log.warning("failure_not_recorded", error=str(error))
+
+    async def take_back(self) -> None:
+        """Takes back that a worker by hand could not load it here: this one could."""
+        decide = forgiven(self._model, self._version, self._host)
+        await self._life.versions.change(decide)
 
     async def of_health(self, reason: str, report: HealthReport) -> None:
         """Marks it as failed on all hosts, unless a worker of it serves."""

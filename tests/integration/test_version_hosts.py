@@ -238,4 +238,5 @@ async def test_a_worker_by_hand_speaks_for_itself_alone(
             await host.keeper.look()
     assert (await spec_of(versions)).state == "failed"
     await slow.ready()  # where nobody else could, it can
-    assert (await spec_of(versions)).state == "ready"
+    spec = await spec_of(versions)
+    assert (spec.state, list(spec.failures)) == ("ready", ["one", "two"])
