@@ -137,12 +137,13 @@ def test_a_killed_process_is_noticed_at_once(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from tokenmill.workers.engine.parallel.communicator import connect_group\n"
         "from tokenmill.workers.engine.parallel.shard import Shard\n"
-        f"end = connect_group(Shard(1, 2), {str(place)!r})\n"
+        f"end = connect_group(Shard(1, 2), {str(place)!r}, connect_timeout_s=240)\n"
         "assert end.broadcast_bytes() == b'die'\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as other:
-        end = connect_group(Shard(0, 2), place, timeout_s=60.0)
+        patience = {"timeout_s": 60.0, "connect_timeout_s": 240.0}  # it imports torch
+        end = connect_group(Shard(0, 2), place, **patience)
         end.broadcast_bytes(b"die")
         began = time.monotonic()
         with pytest.raises(GroupLost):
