@@ -279,7 +279,12 @@ async def test_many_readers_share_the_connections_of_the_gateway(
     readers = [asyncio.create_task(follow(gateway, job_id)) for _ in range(30)]
     listener = gateway.owner.client.session.listener
     channel = group.keys.wake(job_id).encode()
-    await wait_until(lambda: len(listener._watchers.get(channel, ())) == 30)
+
+    async def all_subscribed() -> bool:
+        heard_by = dict(await group.redis.pubsub_numsub(channel))[channel]
+        return heard_by > 0 and len(listener._watchers.get(channel, ())) == 30
+
+    await wait_until(all_subscribed)
     assert len(await group.redis.client_list(_type="pubsub")) <= before + 1
     assert listener.num_links == 1
     group.emitting.set()
