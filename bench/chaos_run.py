@@ -87,10 +87,10 @@ class Pool:
     def __enter__(self) -> Self:
         try:
             self.redis.start()
-            self._wait(self._answers, 20, "Redis")
+            self._wait(self._answers, 60, "Redis")
             for part in (*self.schedulers, *self.workers):
                 part.start()
-            self._wait(self._serves, 120, "the pool")
+            self._wait(self._serves, 240, "the pool")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -137,7 +137,7 @@ class Pool:
                 and self._answers()
                 and self._serves()
             ),
-            60,
+            150,
             "every process to be back",
         )
 

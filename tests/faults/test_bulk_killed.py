@@ -90,7 +90,8 @@ def test_command_worker_and_janitor_are_killed_again_and_again(
 def test_the_whole_pool_is_killed_with_the_command(
     tmp_path: Path, directory: Path
 ) -> None:
-    first = UpProcess(directory, janitor=True, **QUICK)
+    # Slowly: the kill comes long before the last line.
+    first = UpProcess(directory, janitor=True, engine="echo:20", **QUICK)
     family: list[psutil.Process] = []
     try:
         first.wait_ready()
@@ -113,11 +114,11 @@ def test_redis_is_killed_under_a_command_that_waits_it_out(
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request(n) for n in range(LINES)])
     output, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
-    with up(directory, janitor=True, **QUICK) as process:
+    with up(directory, janitor=True, engine="echo:5", **QUICK) as process:
         args = ("run", source, "-o", output, "--model", "echo", "--json")
         command = BulkPool(process).start(*args)
-        wait_until_sync(lambda: size_of(partial), what="lines")
+        wait_until_sync(lambda: size_of(partial), every_s=0.002, what="lines")
         os.kill(process.pids("redis")[-1], signal.SIGKILL)
-        _, said = command.communicate(timeout=90)
+        _, said = command.communicate(timeout=150)
         assert command.returncode == 0, said.decode()
     assert_answered(output, LINES)

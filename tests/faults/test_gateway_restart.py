@@ -19,7 +19,9 @@ from support.waiting import ticks, wait_until, wait_until_sync
 
 SETTINGS = {"TOKENMILL_GATEWAY_BATCH_LEASE_S": "1.5"}
 NUM_LINES = 1500
-"""More than are in the pool at a time."""
+"""More than are in the pool at a time..."""
+LENGTH = 20
+"""...and each takes long enough for two gateways to be killed before the last one."""
 NUM_TOKENS = 2000
 """Of the job whose stream is read: seconds."""
 
@@ -95,7 +97,12 @@ def gateways(pool) -> Iterator[list[GatewayProcess]]:
 
 
 def line(number: int) -> str:
-    body = {"model": "echo", "prompt": f"number {number}", "max_tokens": 50}
+    body = {
+        "model": "echo",
+        "prompt": f"number {number}",
+        "max_tokens": LENGTH,
+        "ignore_eos": True,
+    }
     return json.dumps(
         {
             "custom_id": f"r{number}",
@@ -178,7 +185,7 @@ async def _check_batch(http: httpx.AsyncClient, batch_id: str) -> None:
         found.append((await http.get(f"/v1/batches/{batch_id}")).json())
         return found[-1]["status"] not in ("validating", "in_progress", "finalizing")
 
-    await wait_until(ended, timeout_s=90, every_s=0.1, what="the end of the batch")
+    await wait_until(ended, timeout_s=150, every_s=0.1, what="the end of the batch")
     done = found[-1]
     assert done["status"] == "completed", done
     counts = {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
@@ -189,7 +196,7 @@ async def _check_batch(http: httpx.AsyncClient, batch_id: str) -> None:
     assert sorted(ids) == sorted(f"r{i}" for i in range(NUM_LINES))
     for one in lines:
         text = one["response"]["body"]["choices"][0]["text"]
-        assert text == f"number {one['custom_id'][1:]}"
+        assert text == (f"number {one['custom_id'][1:]}" * LENGTH)[:LENGTH]
 
 
 async def _read(urls: list[str], job_id: str) -> list[tuple[str, dict]]:

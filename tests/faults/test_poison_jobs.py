@@ -54,9 +54,9 @@ async def test_a_poison_job_ends_among_the_dead_and_its_neighbours_well(
         async with Client(pool.url) as mill:
             jobs = await mill.submit_many(prompts(mark))
             poison = jobs.pop(3)
-            results = await asyncio.gather(*(job.result(timeout=90) for job in jobs))
+            results = await asyncio.gather(*(job.result(timeout=150) for job in jobs))
             with pytest.raises(JobFailed) as failed:
-                await poison.result(timeout=90)
+                await poison.result(timeout=150)
         with redis.Redis.from_url(pool.url, decode_responses=True) as client:
             check_records(client, poison.id, [job.id for job in jobs])
             await wait_until(lambda: idle(client), what="all credit back")

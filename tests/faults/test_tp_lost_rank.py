@@ -207,7 +207,7 @@ async def all_serve(mill: Client) -> None:
     async def three() -> bool:
         return len((await mill.snapshot()).groups) == 3
 
-    await wait_until(three, what="the group that was lost")
+    await wait_until(three, timeout_s=150, what="the group that was lost")
 
 
 @pytest.mark.parametrize(

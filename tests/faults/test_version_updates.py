@@ -1,10 +1,11 @@
 """Versions change under load, crash at load and are killed: nobody's job suffers."""
 
 import asyncio
+import contextlib
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import psutil
 import pytest
@@ -63,8 +64,14 @@ def _changed(prompt: Prompt, fields: dict[str, object]) -> Prompt:
     return replace(prompt, **fields)
 
 
-async def phase(mill: Client) -> tuple[list[float], set[str | None]]:
-    """Sends jobs at a steady rate: seconds of each, and who served them."""
+async def phase(
+    mill: Client, is_enough: Callable[[], bool] = lambda: True
+) -> tuple[list[float], set[str | None]]:
+    """Sends jobs at a steady rate, until there are some and others have done enough.
+
+    Returns:
+        Seconds of each, and who served them.
+    """
 
     async def one() -> tuple[float, str | None]:
         began = time.monotonic()
@@ -76,40 +83,42 @@ async def phase(mill: Client) -> tuple[list[float], set[str | None]]:
     jobs: list[asyncio.Task[tuple[float, str | None]]] = []
     async for _ in ticks(EVERY_S):
         jobs.append(asyncio.create_task(one()))
-        if len(jobs) == PHASE_JOBS:
+        if len(jobs) >= PHASE_JOBS and is_enough():
             break
     ended = await asyncio.gather(*jobs)
     return sorted(took for took, _ in ended), {version for _, version in ended}
 
 
-async def switching(mill: Client) -> int:
-    """Moves jobs to and fro, at once and in part, until cancelled."""
+async def switching(mill: Client, made: list[str]) -> None:
+    """Moves jobs to and fro, at once and in part, until cancelled; notes each turn."""
     turns = [("v2", 100.0), ("v1", 100.0), ("v2", 30.0), ("v2", 100.0), ("", 0.0)]
-    made = 0
-    try:
-        async for _ in ticks(SWITCH_EVERY_S):
-            version, percent = turns[made % len(turns)]
-            if version:
-                await mill.switch_version(MODEL, version, percent)
-            else:
-                await mill.rollback_version(MODEL)
-            made += 1
-    except asyncio.CancelledError:
-        return made
-    return made
+    async for _ in ticks(SWITCH_EVERY_S):
+        version, percent = turns[len(made) % len(turns)]
+        if version:
+            await mill.switch_version(MODEL, version, percent)
+        else:
+            await mill.rollback_version(MODEL)
+        made.append(version)
+
+
+def p99(ordered: list[float]) -> float:
+    return ordered[math.ceil(len(ordered) * 0.99) - 1]
 
 
 async def test_switches_under_load_cost_no_job_and_little_time(operating) -> None:
-    p99 = math.ceil(PHASE_JOBS * 0.99) - 1
     for _ in range(TURNS):
-        normal = (await phase(operating))[0][p99]
-        moving = asyncio.create_task(switching(operating))
+        normal, made = p99((await phase(operating))[0]), []
+        moving = asyncio.create_task(switching(operating, made))
         async with Delay() as delay:
-            ended, served = await phase(operating)
+            ended, served = await phase(
+                operating, lambda m=made, t=moving: len(m) >= 5 or t.done()
+            )
         moving.cancel()
-        made, moved = await moving, ended[p99] - delay.allowance_s
-        sys.stdout.write(f"P99 {normal:.3f} s, with {made} switches {moved:.3f} s\n")
-        assert made >= 5
+        with contextlib.suppress(asyncio.CancelledError):
+            await moving
+        moved = p99(ended) - delay.allowance_s
+        sys.stdout.write(f"P99 {normal:.3f} s, ")
+        sys.stdout.write(f"with {len(made)} switches {moved:.3f} s\n")
         assert served == {"v1", "v2"}
         if moved <= 1.5 * max(normal, FLOOR_S):
             return
@@ -123,7 +132,7 @@ async def test_what_a_version_runs_ends_there_however_long_it_takes(operating) -
     async for _ in job.stream():
         break
     await operating.switch_version(MODEL, "v1")
-    drained = await operating.drain_version(MODEL, "v2", wait_s=90)
+    drained = await operating.drain_version(MODEL, "v2", wait_s=150)
     assert drained.state == "stopped"
     result = await job.result(timeout=60)  # it had ended before the version did
     assert (result.version, len(result.text)) == ("v2", 250)
@@ -136,7 +145,7 @@ async def test_a_version_that_crashes_at_load_is_given_up_and_gets_nothing(
     name = "crashes"
     await operating.add_version(ModelConfig(name=MODEL, version=name))
     with pytest.raises(VersionFailed, match="exit code -9"):
-        await operating.load_version(MODEL, name, wait_s=90)
+        await operating.load_version(MODEL, name, wait_s=150)
     assert len(updated.pids(f"worker-{MODEL}-{name}-0")) == 3
     job = await submit(operating, 5)
     assert (await job.result(timeout=60)).version == "v1"

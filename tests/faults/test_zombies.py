@@ -66,6 +66,20 @@ async def whole(mill: Client) -> list[JobResult]:
     return [await one.ended() for one in await run_all(mill)]
 
 
+def furthest(jobs: list[Follower]) -> int:
+    return max(one.num_tokens for one in jobs)
+
+
+async def all_run(pool: FaultPool, jobs: list[Follower]) -> None:
+    """Waits until the worker has them all, and one is far enough to hold them."""
+
+    def so() -> bool:
+        states = {pool.record(one.job.id)["state"] for one in jobs}
+        return states == {"running"} and furthest(jobs) >= SILENT_AT
+
+    await wait_until(so, every_s=0.002, what="all jobs at work")
+
+
 def taken_from(pool: FaultPool, worker: WorkerProcess, jobs: list[Follower]) -> bool:
     return all(pool.owner(one.job.id) != worker.group for one in jobs)
 
@@ -136,7 +150,7 @@ async def test_a_worker_that_wakes_up_late_changes_nothing(
     expected = await whole(mill)
     with pool.held("zombie", SILENT_AT, len(LENGTHS)):
         jobs = await run_all(mill)
-        await jobs[0].has_tokens(SILENT_AT)
+        await all_run(pool, jobs)
         worker.signal(signal.SIGSTOP)
     await hand_over(pool, worker, other, jobs)
     before = published(pool, jobs)
@@ -161,7 +175,7 @@ async def test_nor_does_one_that_was_cut_off_and_went_on_computing(
     cut_s = 3 * LEASE_S
     with pool.held("zombie", SILENT_AT, len(LENGTHS)):
         jobs = await run_all(mill)
-        await jobs[0].has_tokens(SILENT_AT)
+        await all_run(pool, jobs)
         proxy.freeze(cut_s)
         proxy.drop()
     await hand_over(pool, worker, other, jobs)
@@ -185,9 +199,10 @@ async def test_a_connection_that_is_killed_costs_nothing(
     expected = await whole(mill)
     jobs = await run_all(mill)
     for tokens in (5, 30, 80):
-        await jobs[0].has_tokens(tokens)
-        pool.redis.client_kill_filter(_type="normal", skipme=True)
-        pool.redis.client_kill_filter(_type="pubsub", skipme=True)
+        with pool.held("zombie", tokens):
+            await wait_until(lambda n=tokens: furthest(jobs) >= n)
+            pool.redis.client_kill_filter(_type="normal", skipme=True)
+            pool.redis.client_kill_filter(_type="pubsub", skipme=True)
     for job, result in zip(jobs, expected, strict=True):
         ended = await job.ended()
         assert ended.choices == result.choices
