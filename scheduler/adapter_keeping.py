@@ -1,6 +1,7 @@
 """Keeps the adapters of a model registered, should Redis lose them."""
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 KEEP_EVERY_S: Final = 1.0
 """What nobody has seen for so long may be lost with Redis' memory."""
+READ_AGAIN_S: Final = 60.0
+"""A producer of a former release changes the registry and not its mark."""
 _log = structlog.get_logger(__name__)
 
 
@@ -49,7 +52,7 @@ class AdapterKeeper:
         self._redis = client
         self._model = model
         self._registry = AdapterRegistry(client, model)
-        self._has_looked = False
+        self._read_at = float("-inf")
         self._mark: bytes | None = None
         self._entries: Entries = {}
 
@@ -60,14 +63,15 @@ class AdapterKeeper:
             ProtocolError: The mark, or an entry that was to be written, is not ours.
         """
         mark = await self._redis.get(mark_key(self._model))
-        if self._has_looked and mark == self._mark:
+        begun = time.monotonic()
+        if mark == self._mark and begun - self._read_at < READ_AGAIN_S:
             return
         is_short = self._mark is not None and is_lost(self._mark, mark)
         restored = partial(_restored, self._entries)
         if is_short and await self._registry.change(restored):
             _log.warning("adapters_written_again", model=self._model)
         self._mark, self._entries = await self._read()
-        self._has_looked = True
+        self._read_at = begun
 
     async def _read(self) -> tuple[bytes | None, Entries]:
         mark, entries = await self._read_once()

@@ -148,6 +148,19 @@ async def test_registered_by_a_release_without_marks(
     assert await names(registry) == ["tone"]
 
 
+async def test_what_such_a_release_removes_stays_away(
+    keeper, registry, empty_redis, monkeypatch
+) -> None:
+    monkeypatch.setattr(adapter_keeping, "READ_AGAIN_S", 0.0)
+    await registry.add(card("tone"))
+    await keeper.look()
+    await empty_redis.hdel(adapters_key(MODEL), "tone")
+    await keeper.look()
+    await empty_redis.flushall()
+    await keeper.look()
+    assert await names(registry) == []
+
+
 async def test_a_model_without_adapters_writes_nothing(keeper, empty_redis) -> None:
     for _ in range(2):
         await keeper.look()
