@@ -43,6 +43,9 @@ class HostFailures:
     async def begin(self, key: Key) -> None:
         """Says now and then that this host loads a version, or runs it."""
         now = time.monotonic()
+        if key in self._noted:  # it could not be placed, and can by now
+            await self._take_back(key)
+            del self._noted[key]
         self._alone_since.setdefault(key, now)
         if now - self._beaten_at.get(key, float("-inf")) >= BEAT_EVERY_S:
             await self._hosts(key).beat(key[1])
@@ -87,7 +90,7 @@ class HostFailures:
                 self.forget(key)
             return again
         if self._host in spec.failures:  # before this process was started
-            await Versions(self._client, key[0]).change(forgiven(*key, self._host))
+            await self._take_back(key)
         return False
 
     def forget(self, key: Key) -> None:
@@ -95,6 +98,9 @@ class HostFailures:
         self._noted.pop(key, None)
         self._beaten_at.pop(key, None)
         self._alone_since.pop(key, None)
+
+    async def _take_back(self, key: Key) -> None:
+        await Versions(self._client, key[0]).change(forgiven(*key, self._host))
 
     def _hosts(self, key: Key) -> VersionHosts:
         return VersionHosts(self._client, key[0], self._partitions, self._host)

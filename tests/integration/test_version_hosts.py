@@ -26,6 +26,9 @@ WHY = "its workers end with exit code 14: it does not load"
 def _nobody_is_waited_for(monkeypatch) -> None:
     monkeypatch.setattr(version_failures, "ALONE_S", 0.0)
     monkeypatch.setattr(version_failures, "BEAT_EVERY_S", 0.0)
+    monkeypatch.setattr(
+        version_hosts, "GONE_MS", 600_000
+    )  # however slow the machine is
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ async def spec_of(versions: Versions) -> VersionSpec:
 
 async def serve(client, group: str = "on-two") -> None:
     info = group_info(group, version="v2", weights_version="w2")
-    await Scripts(client, KEYS).register_group(group, info, 60_000)
+    await Scripts(client, KEYS).register_group(group, info, 600_000)
 
 
 async def test_a_host_that_cannot_load_leaves_it_to_one_that_still_loads(
@@ -190,6 +193,22 @@ async def test_nobody_is_believed_to_be_alone_too_soon(
     two.fail()
     await two.keeper.look()
     assert (await spec_of(versions)).state == "failed"
+
+
+async def test_a_host_that_finds_room_after_all_takes_back_what_it_has_said(
+    hosts, versions
+) -> None:
+    one, two = hosts
+    two.plan_fails = True
+    await two.keeper.look()
+    assert list((await spec_of(versions)).failures) == ["two"]
+    two.plan_fails = False
+    await two.keeper.look()
+    assert (await spec_of(versions)).failures == {}
+    two.fail()
+    await two.keeper.look()
+    assert (await spec_of(versions)).failures == {"two": WHY}
+    assert one.gone == []
 
 
 async def test_what_became_ready_meanwhile_is_not_loaded_again(
