@@ -98,8 +98,8 @@ class Turns:
 def has_share(held: int, free: int, *, is_new: bool) -> bool:
     """Whether a tenant may have one more place: while more are left than it has.
 
-    A tenant alone so has half of all places; the more tenants want some, the fewer each
-    has, and some are always left for one that has none.
+    A tenant alone so has half of all places, and one that comes later half of what is
+    left; where many want some at the same time, each has as many as are left over.
 
     Args:
         held: Places that the tenant has.
