@@ -15,7 +15,7 @@ import psutil
 import pytest
 import redis
 from support.follower import Follower
-from support.pools import MODEL
+from support.pools import MODEL, last_fence
 from support.servers import SERVERS, RedisServer, running
 from support.solo import Solo, solo
 from support.waiting import Delay, stays, wait_until
@@ -71,8 +71,8 @@ def fence(client: "redis.Redis") -> int:
 
 
 def leader(pool: Solo) -> str:
-    (name,) = [n for n in ("first", "second") if pool.said(n, '"event":"active"')]
-    return name
+    """Who took the lease last."""
+    return max("first", "second", key=lambda name: last_fence(pool.log(name)))
 
 
 async def scheduler_dies(pool: Solo, mill: Client, client: "redis.Redis") -> float:
@@ -135,7 +135,7 @@ async def deaths(directory: Path) -> dict[str, float]:
 
 async def redis_away(server: RedisServer, pool: Solo, mill: Client) -> dict[str, float]:
     """Kills Redis for twenty seconds; returns what each process took meanwhile."""
-    stream = await follow(mill, text(0, 900))
+    stream = await follow(mill, text(0, 720))  # longer than Redis is away
     pool.start("tail", "tail", stream.job.id)
     await wait_until(lambda: stream.begun and pool.log("tail").stat().st_size > 20)
     names = ("scheduler", "worker", "tail")

@@ -131,6 +131,12 @@ def up(
         assert all_gone(family), [str(p) for p in family if p.is_running()]
 
 
+def last_fence(log: Path) -> int:
+    """Which lease the scheduler with this log was given last: later ones are larger."""
+    text = log.read_text(errors="replace")
+    return max(map(int, re.findall(r'"fence":(\d+),"event":"active"', text)), default=0)
+
+
 def all_gone(family: list[psutil.Process], timeout_s: float = 60) -> bool:
     """Whether none of these processes runs any more."""
     try:
