@@ -26,9 +26,8 @@ WHY = "its workers end with exit code 14: it does not load"
 def _nobody_is_waited_for(monkeypatch) -> None:
     monkeypatch.setattr(version_failures, "ALONE_S", 0.0)
     monkeypatch.setattr(version_failures, "BEAT_EVERY_S", 0.0)
-    monkeypatch.setattr(
-        version_hosts, "GONE_MS", 600_000
-    )  # however slow the machine is
+    # However slow the machine is.
+    monkeypatch.setattr(version_hosts, "GONE_MS", 600_000)
 
 
 @pytest.fixture
