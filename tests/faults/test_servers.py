@@ -327,14 +327,14 @@ async def test_a_slow_subscriber_that_is_cut_off_misses_nothing(pool, admin) -> 
 
 async def test_a_server_that_loads_its_data_is_waited_for(pool, server, admin) -> None:
     with admin.pipeline(transaction=False) as pipe:
-        for i in range(30_000):
+        for i in range(18_000):
             pipe.set(f"ballast:{i}", "x", ex=600)
         pipe.execute()
     async with Client(pool.url) as mill:
         job = await mill.submit(prompt())
         await begun(job)
         server.kill()
-        # A third of a millisecond for each of thirty thousand keys.
+        # A third of a millisecond for each of eighteen thousand keys.
         server.extra = (*server.extra, "--key-load-delay", "300")
         server.start(wait=False)
         await wait_until(lambda: _is_loading(admin))
