@@ -53,7 +53,8 @@ class VersionHosts:
         """Whether somebody serves a version, or another host has it.
 
         One that loads it has to say so all the time. One on which it was ready may be
-        away for a while, as for a restart, and has not failed by that.
+        away for a while, as for a restart, and has not failed by that. A load that was
+        told since then does not wait for it.
 
         Args:
             spec: The version as it stands in Redis.
@@ -63,7 +64,7 @@ class VersionHosts:
             return True
         silent_ms = AWAY_MS if spec.state == "ready" else GONE_MS
         with translate():
-            oldest = await redis_ms(self._client) - silent_ms
+            oldest = max(await redis_ms(self._client) - silent_ms, spec.load_ms)
             key = hosts_key(self._model, spec.version)
             found = await self._client.zrangebyscore(key, oldest, "+inf")
         return any(host != self._host.encode() for host in found)

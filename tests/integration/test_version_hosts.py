@@ -143,6 +143,28 @@ async def test_a_worker_that_restarts_is_not_ended_by_a_host_that_never_had_one(
     assert (await spec_of(versions)).state == "failed"
 
 
+async def test_a_load_does_not_wait_for_a_host_that_is_away(
+    hosts, versions, empty_redis
+) -> None:
+    """As one that has come back under another name."""
+    one, _ = hosts
+    await versions.set_state("v2", "ready")
+    one.fail()
+    await one.keeper.look()
+    assert (await spec_of(versions)).state == "ready"
+    away = {"two": (await spec_of(versions)).load_ms}
+    await empty_redis.zadd(hosts_key(MODEL, "v2"), away, xx=True)
+    await one.keeper.look()
+    assert (await spec_of(versions)).state == "ready"
+    await VersionLife(empty_redis, MODEL, 1).begin_load("v2")
+    await one.keeper.look()
+    await wait_until(lambda: len(one.gone) == 1)
+    await one.keeper.look()
+    one.fail()
+    await one.keeper.look()
+    assert (await spec_of(versions)).state == "failed"
+
+
 async def test_a_version_is_tried_again_where_it_has_failed(
     hosts, versions, empty_redis
 ) -> None:
