@@ -21,8 +21,8 @@ STAGES = {
     "transformers": 60.0, "mps": 40.0,
 }  # fmt: skip
 """Seconds that each may take; a stage gets what its forerunners left over as well."""
-SMOKE_S = 60.0
-"""Seconds of a stage on a CPU."""
+SMOKE_S = 150.0
+"""Seconds of a stage on a CPU, where it takes ten to twenty if others leave it one."""
 HERE = Path(__file__).parent
 Row = dict[str, object]
 

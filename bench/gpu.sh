@@ -15,7 +15,7 @@ export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 if [ "${1:-}" = "--cpu-smoke" ]; then
     export TRITON_INTERPRET=1 OMP_NUM_THREADS=1
-    exec timeout -k 5 310 "$python" bench/gpu.py --cpu-smoke
+    exec timeout -k 5 910 "$python" bench/gpu.py --cpu-smoke
 fi
 unset TRITON_INTERPRET
 report="${1:-gpu-report.txt}"

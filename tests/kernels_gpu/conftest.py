@@ -9,13 +9,15 @@ by itself:
     TOKENMILL_TEST_DEVICE=cuda pytest tests/kernels_gpu             on a GPU
 """
 
+import inspect
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # `kernel_cases` without a package
@@ -31,9 +33,42 @@ collect_ignore = [
 ]
 
 # The interpreter takes milliseconds an operation: few examples, the same in every run.
-settings.register_profile("kernels", max_examples=12, deadline=None, derandomize=True)
+settings.register_profile(
+    "kernels",
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 if INTERPRETED or ON_DEVICE:
     settings.load_profile("kernels")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_calls() -> Iterator[None]:
+    """Keeps the names of Triton's built-ins, which the interpreter puts its own for.
+
+    It looks for them in every call of a function, which is a quarter of its time.
+    """
+    if not INTERPRETED:
+        yield
+        return
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    names: dict[object, list[str]] = {}
+
+    def patch_builtin(package, *how):
+        if package not in names:
+            found = inspect.getmembers(package)
+            names[package] = [name for name, member in found if is_builtin(member)]
+        for name in names[package]:
+            if is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, *how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_builtin", patch_builtin)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
-TIMEOUT_S = 320
+TIMEOUT_S = 920
 
 pytestmark = [
     pytest.mark.timeout(TIMEOUT_S + 20),

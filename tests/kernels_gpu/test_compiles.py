@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 MOST_SHARED_MEMORY = 99 * 1024
 """Bytes a block may have on the smallest of these devices (compute capability 8.6)."""
 
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 pytestmark = [
     pytest.mark.timeout(TIMEOUT_S + 20),

@@ -17,7 +17,7 @@ FILES = sorted(
     if file.name not in ("test_in_interpreter.py", "test_compiles.py", "test_bench.py")
 )
 
-TIMEOUT_S = 500
+TIMEOUT_S = 1200
 """The interpreter is slow, and other tests may share the cores."""
 
 pytestmark = [
