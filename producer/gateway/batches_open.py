@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..session import Session
 
 _NEW_MS: Final = 60_000
-"""A batch is named among the open ones before it has a record."""
+"""A gateway of a former release names a batch as open before it has a record."""
 
 
 class OpenBatches(msgspec.Struct, frozen=True, kw_only=True):

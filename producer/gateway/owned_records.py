@@ -12,6 +12,7 @@ from redis.exceptions import WatchError
 
 from ...shared.clock import time_ms
 from ...shared.errors import ProtocolError
+from .watched import transaction
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -255,7 +256,7 @@ class OwnedRecords(Generic[R]):
     ) -> R | None:
         key = self._record_key(record_id)
         for _ in range(_ATTEMPTS):
-            async with self._redis.pipeline(transaction=True) as pipeline:
+            async with transaction(self._redis) as pipeline:
                 await pipeline.watch(key)
                 raw = await pipeline.get(key)
                 if raw is None:
