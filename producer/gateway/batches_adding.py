@@ -17,6 +17,7 @@ from .batches_models import WINDOW_MS, BatchRecord
 from .batches_open import open_of
 from .errors import ApiError, retry_after
 from .files_api import unknown_file
+from .watched import transaction
 
 if TYPE_CHECKING:
     from .context import Gateway
@@ -68,7 +69,7 @@ async def _write(
     key, index = batch_key(record.id), batches_key(record.tenant)
     keep_ms = WINDOW_MS + owner.files.keep_ms
     for _ in range(_ATTEMPTS):
-        async with owner.counting, owner.redis.pipeline() as pipeline:
+        async with owner.counting, transaction(owner.redis) as pipeline:
             await pipeline.watch(key, index)
             if await pipeline.exists(key):
                 return await batch_records(owner.client.session).get(record.id)

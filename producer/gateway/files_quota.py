@@ -18,6 +18,7 @@ from ...shared.errors import RedisUnavailable, TokenmillError
 from ...shared.file_keys import arriving_key
 from ...shared.tasks import end_tasks
 from .errors import ApiError
+from .watched import transaction
 
 if TYPE_CHECKING:
     from .context import Gateway
@@ -93,7 +94,7 @@ class FilesQuota:
         key, redis = arriving_key(tenant), self._owner.redis
         stored: dict[str, int] = {}
         for _ in range(_ATTEMPTS):
-            async with self._owner.counting, redis.pipeline() as pipeline:
+            async with self._owner.counting, transaction(redis) as pipeline:
                 await pipeline.watch(key)
                 seconds, _us = await pipeline.time()
                 now_ms = int(seconds) * 1000
