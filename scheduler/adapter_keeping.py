@@ -1,6 +1,5 @@
 """Keeps the adapters of a model registered, should Redis lose them."""
 
-import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
@@ -11,33 +10,14 @@ from ..shared.adapter_keys import adapters_key, mark_key
 from ..shared.adapters import RETIRED_MS, AdapterCard, key_of
 from ..shared.adapters_mark import is_lost, next_mark
 from ..shared.adapters_registry import AdapterRegistry, Entries, Writes, decoded
-from ..shared.errors import ProtocolError, TokenmillError
-from .outage import REDIS_ERRORS
+from ..shared.errors import ProtocolError
 
 if TYPE_CHECKING:
     import redis.asyncio
 
-KEEP_EVERY_S: Final = 1.0
-"""What nobody has seen for so long may be lost with Redis' memory."""
 READ_AGAIN_S: Final = 60.0
 """A producer of a former release changes the registry and not its mark."""
 _log = structlog.get_logger(__name__)
-
-
-async def keep_adapters(client: "redis.asyncio.Redis", model: str) -> None:
-    """Follows the adapters of a model until cancelled, which writes lost ones again.
-
-    Args:
-        client: Redis; replies are bytes.
-        model: Public name.
-    """
-    keeper = AdapterKeeper(client, model)
-    while True:
-        try:
-            await keeper.look()
-        except (TokenmillError, *REDIS_ERRORS) as error:
-            _log.debug("adapters_not_followed", model=model, error=str(error))
-        await asyncio.sleep(KEEP_EVERY_S)
 
 
 class AdapterKeeper:
@@ -56,7 +36,7 @@ class AdapterKeeper:
         self._mark: bytes | None = None
         self._entries: Entries = {}
 
-    async def look(self) -> None:
+    async def follow(self) -> None:
         """Reads the registry where it has changed; writes again what has been lost.
 
         Raises:

@@ -15,6 +15,7 @@ import structlog
 from ..shared.keys import Keys
 from ..shared.lifecycle import ACTIVE
 from ..shared.script_runner import count_of, text
+from ..shared.transactions import transaction
 
 _SIZES: Final = {
     "blocks": "total_blocks",
@@ -102,7 +103,7 @@ async def _mend(
     Whatever takes credit or gives it back writes the group's hash in the same script,
     so that books watched while the records are read belong to these records.
     """
-    async with client.pipeline(transaction=True) as pipe:
+    async with transaction(client) as pipe:
         await pipe.watch(keys.group(group))
         row = _row(await pipe.hgetall(keys.group(group)))  # type: ignore[misc]
         if not row:

@@ -10,6 +10,7 @@ import structlog
 
 from ..shared.keys import MODELS
 from ..shared.messages import SCHEMA_VERSION, ModelCard, encode
+from ..shared.transactions import transaction
 from ..shared.version_keys import cards_key
 
 CARD_AGE_S: Final = 2.0
@@ -141,7 +142,7 @@ class CardReader:
 
     async def _write(self, ratio: float) -> None:
         """Replaces the ratio alone; a card that changes meanwhile is left as it is."""
-        async with self._client.pipeline(transaction=True) as pipe:
+        async with transaction(self._client) as pipe:
             await pipe.watch(MODELS)
             card = self._decoded(await pipe.hget(MODELS, self._model))  # type: ignore[misc]
             if card is None:

@@ -20,6 +20,7 @@ from ..shared.lifecycle import ACTIVE, State
 from ..shared.script_runner import text
 from ..shared.script_types import DEAD_MS
 from ..shared.scripts import Scripts
+from ..shared.transactions import transaction
 
 DONE_AGE_MS: Final = 86_400_000
 """Terminal events are kept for a day."""
@@ -175,7 +176,7 @@ async def _likely_orphans(
 
 async def _mend(client: "redis.asyncio.Redis", keys: Keys, job_id: str) -> str | None:
     """Mends one job; its state when there was something to mend."""
-    async with client.pipeline(transaction=True) as pipe:
+    async with transaction(client) as pipe:
         try:
             # Watching `resume` as well: the new entry's id is chosen here.
             await pipe.watch(keys.job(job_id), keys.resume)

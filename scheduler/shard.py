@@ -12,7 +12,8 @@ from ..shared.keys import WARM, Keys
 from ..shared.messages import SCHEMA_VERSION, JobClass
 from ..shared.model_terms import buckets_for, limits_for
 from ..shared.scripts import Scripts
-from .adapter_keeping import keep_adapters
+from ..shared.versions import Versions
+from .adapter_keeping import AdapterKeeper
 from .bell import listen
 from .cards import CardReader
 from .clock import ArrivalRate, RedisClock
@@ -21,6 +22,7 @@ from .endings import EndLog
 from .ends_rate import EndsRate
 from .groups import GroupReader
 from .intake import Intake
+from .keeping import ADAPTERS_EVERY_S, ROUTE_EVERY_S, keep
 from .large_inputs import TooNew
 from .leader import Leadership, LeadershipLost
 from .learning import MadeRatio
@@ -29,7 +31,6 @@ from .outage import REDIS_ERRORS, Outage, restart_grace_s
 from .reading import LaneReader
 from .reaper import Reaper
 from .refusing import Refuser
-from .route_keeping import keep_route
 from .shown import forget_shard, note_active
 from .tokenizing import TokenizerThread
 from .waiting import WaitingRoom
@@ -80,9 +81,15 @@ class ShardScheduler:
         beside = [asyncio.create_task(self._warm())]
         if self._keys.partition == 0:
             # No part of leading: who loses Redis' memory loses the lease as well.
-            for keep in (keep_route, keep_adapters):
-                keeping = keep(self._client, self._keys.model)
-                beside.append(asyncio.create_task(keeping))
+            model = self._keys.model
+            route = Versions(self._client, model)
+            adapters = AdapterKeeper(self._client, model)
+            beside += [
+                asyncio.create_task(keep(route, ROUTE_EVERY_S, "route", model)),
+                asyncio.create_task(
+                    keep(adapters, ADAPTERS_EVERY_S, "adapters", model)
+                ),
+            ]
         try:
             while True:
                 await self._once()

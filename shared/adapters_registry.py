@@ -25,6 +25,7 @@ from .clock import time_ms
 from .errors import InvalidRequest, ProtocolError
 from .messages import AdapterRef, encode
 from .redis import translate
+from .transactions import transaction
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -189,7 +190,7 @@ class AdapterRegistry:
         """
         with translate():
             for _ in range(_TRIES):
-                async with self._redis.pipeline(transaction=True) as pipe:
+                async with transaction(self._redis) as pipe:
                     await pipe.watch(self._key)
                     entries = await pipe.hgetall(self._key)  # type: ignore[misc]
                     now_ms = time_ms(await pipe.time())

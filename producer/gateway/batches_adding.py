@@ -12,12 +12,12 @@ from redis.exceptions import WatchError
 
 from ...shared.errors import IdempotencyConflict, RedisUnavailable
 from ...shared.file_keys import OPEN_BATCHES, batch_key, batches_key
+from ...shared.transactions import transaction
 from .batches_lease import batch_records
 from .batches_models import WINDOW_MS, BatchRecord
 from .batches_open import open_of
 from .errors import ApiError, retry_after
 from .files_api import unknown_file
-from .watched import transaction
 
 if TYPE_CHECKING:
     from .context import Gateway

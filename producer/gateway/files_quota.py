@@ -17,8 +17,8 @@ from redis.exceptions import WatchError
 from ...shared.errors import RedisUnavailable, TokenmillError
 from ...shared.file_keys import arriving_key
 from ...shared.tasks import end_tasks
+from ...shared.transactions import transaction
 from .errors import ApiError
-from .watched import transaction
 
 if TYPE_CHECKING:
     from .context import Gateway

@@ -12,7 +12,7 @@ from redis.exceptions import WatchError
 
 from ...shared.clock import time_ms
 from ...shared.errors import ProtocolError
-from .watched import transaction
+from ...shared.transactions import transaction
 
 if TYPE_CHECKING:
     import redis.asyncio

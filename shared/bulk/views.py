@@ -8,6 +8,7 @@ import redis.asyncio
 import structlog
 from redis.exceptions import ResponseError
 
+from ..clock import time_ms
 from ..errors import ProtocolError
 from ..redis import translate
 from ..script_runner import text
@@ -118,11 +119,11 @@ async def look(
         pipe.time()
         for words in calls:
             pipe.execute_command(*words)
-        (seconds, micros), *rows = await pipe.execute(raise_on_error=False)
+        time, *rows = await pipe.execute(raise_on_error=False)
         for reply in rows:
             if isinstance(reply, Exception) and not _is_of_another_type(reply):
                 raise reply
-    now = int(seconds) * 1000 + int(micros) // 1000
+    now = time_ms(time)
     threes = zip(rows[0::3], rows[1::3], rows[2::3], strict=True)
     return [_seen(run, three, now) for run, three in zip(runs, threes, strict=True)]
 

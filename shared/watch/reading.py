@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ..clock import time_ms
 from ..keys import PROCESSES, SHARDS, Keys, is_shard, process_key
 from ..process_card import ProcessCard
 from .replies import Command, Read, text
@@ -81,8 +82,7 @@ class PoolReader:
             ("SMEMBERS", SHARDS),
             ("ZREVRANGE", PROCESSES, 0, MOST_PROCESSES),
         )
-        seconds, micros = time
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        now_ms = time_ms(time)
         names = sorted(filter(is_shard, map(text, _members(shards))))
         if only is not None:
             names = [name for name in names if name in only]

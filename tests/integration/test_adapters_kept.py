@@ -5,7 +5,7 @@ from support.adapter_pool import CONFIG, MODEL
 from support.scheduled_pool import scheduling
 from support.waiting import wait_until
 
-from tokenmill.scheduler import adapter_keeping
+from tokenmill.scheduler import adapter_keeping, shard
 from tokenmill.scheduler.adapter_keeping import AdapterKeeper
 from tokenmill.shared.adapter_keys import adapters_key, mark_key
 from tokenmill.shared.adapters import AdapterCard
@@ -51,12 +51,12 @@ async def test_a_scheduler_registers_what_redis_has_lost(
     looks: list[AdapterKeeper] = []
 
     class Counted(AdapterKeeper):
-        async def look(self) -> None:
-            await super().look()
+        async def follow(self) -> None:
+            await super().follow()
             looks.append(self)
 
-    monkeypatch.setattr(adapter_keeping, "KEEP_EVERY_S", 0.02)
-    monkeypatch.setattr(adapter_keeping, "AdapterKeeper", Counted)
+    monkeypatch.setattr(shard, "ADAPTERS_EVERY_S", 0.02)
+    monkeypatch.setattr(shard, "AdapterKeeper", Counted)
     await empty_redis.sadd(SHARDS, Keys(MODEL, 0).shard)
     async with scheduling(empty_redis, CONFIG):
         kept = await registry.add(card("tone", tenant="acme"))
@@ -76,15 +76,15 @@ async def test_all_of_it_comes_back_as_it_was(keeper, registry, empty_redis) -> 
     await registry.add(card("replaced", NEW), replace=True)
     await registry.add(card("removed"))
     await registry.remove("removed")
-    await keeper.look()
+    await keeper.follow()
     before = await empty_redis.hgetall(adapters_key(MODEL))
     assert len(before) == 3
     await empty_redis.flushall()
-    await keeper.look()
+    await keeper.follow()
     assert await empty_redis.hgetall(adapters_key(MODEL)) == before
     assert (await registry.standing(AdapterRef("replaced", OLD))).retired is not None
     mark = await empty_redis.get(mark_key(MODEL))
-    await keeper.look()
+    await keeper.follow()
     assert await empty_redis.get(mark_key(MODEL)) == mark
 
 
@@ -93,12 +93,12 @@ async def test_what_was_changed_meanwhile_goes_before(
 ) -> None:
     for name in ("tone", "other", "gone"):
         await registry.add(card(name))
-    await keeper.look()
+    await keeper.follow()
     await empty_redis.flushall()
     await registry.add(card("tone", NEW))  # somebody was faster
     await registry.add(card("gone"))
     await registry.remove("gone")
-    await keeper.look()
+    await keeper.follow()
     assert await names(registry) == ["other", "tone"]
     assert (await registry.card("tone")).digest == NEW
 
@@ -108,18 +108,18 @@ async def test_what_is_removed_on_purpose_stays_away(
 ) -> None:
     for name in ("tone", "broken", "other"):
         await registry.add(card(name))
-    await keeper.look()
+    await keeper.follow()
     await registry.remove("tone")
-    await keeper.look()
+    await keeper.follow()
     await empty_redis.hset(adapters_key(MODEL), "broken", b"no card")
     await registry.change(lambda *_: (None, {"broken": b"still none"}))
-    await keeper.look()
+    await keeper.follow()
     await empty_redis.hdel(adapters_key(MODEL), "broken")  # as its error advises
     await registry.add(card("new"))
-    await keeper.look()
+    await keeper.follow()
     assert await names(registry) == ["new", "other"]
     await empty_redis.flushall()
-    await keeper.look()
+    await keeper.follow()
     assert await names(registry) == ["new", "other"]
     with pytest.raises(UnknownAdapter):
         await registry.remove("tone")
@@ -129,10 +129,10 @@ async def test_two_schedulers_write_it_once(empty_redis, registry) -> None:
     one, two = AdapterKeeper(empty_redis, MODEL), AdapterKeeper(empty_redis, MODEL)
     await registry.add(card("tone"))
     for keeper in (one, two):
-        await keeper.look()
+        await keeper.follow()
     await empty_redis.flushall()
     for keeper in (one, two, one):
-        await keeper.look()
+        await keeper.follow()
     assert (await empty_redis.get(mark_key(MODEL))).endswith(b":1")
     assert await names(registry) == ["tone"]
 
@@ -142,9 +142,9 @@ async def test_registered_by_a_release_without_marks(
 ) -> None:
     await registry.add(card("tone"))
     await empty_redis.delete(mark_key(MODEL))
-    await keeper.look()
+    await keeper.follow()
     await empty_redis.flushall()
-    await keeper.look()
+    await keeper.follow()
     assert await names(registry) == ["tone"]
 
 
@@ -153,17 +153,17 @@ async def test_what_such_a_release_removes_stays_away(
 ) -> None:
     monkeypatch.setattr(adapter_keeping, "READ_AGAIN_S", 0.0)
     await registry.add(card("tone"))
-    await keeper.look()
+    await keeper.follow()
     await empty_redis.hdel(adapters_key(MODEL), "tone")
-    await keeper.look()
+    await keeper.follow()
     await empty_redis.flushall()
-    await keeper.look()
+    await keeper.follow()
     assert await names(registry) == []
 
 
 async def test_a_model_without_adapters_writes_nothing(keeper, empty_redis) -> None:
     for _ in range(2):
-        await keeper.look()
+        await keeper.follow()
     assert await empty_redis.dbsize() == 0
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tokenmill.producer.gateway.watched import transaction
+from tokenmill.shared.transactions import transaction
 
 
 class Pipeline:
