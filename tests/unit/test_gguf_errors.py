@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 from support.tiny_gguf import write_tiny_gguf
 
 from tokenmill.shared.errors import ModelLoadError
+from tokenmill.workers.engine.model.gguf.file import GgufFile
 from tokenmill.workers.engine.model.resolve import resolve_model
 
 
@@ -109,3 +112,14 @@ def test_a_file_that_is_no_model_by_itself_is_refused(
         ModelLoadError, match=rf"{name} (holds weights alone|is no GGUF)"
     ):
         resolve_model("any", str(file))
+
+
+def test_scales_that_are_not_finite_are_read_without_a_warning(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    scales = np.array([np.inf, -np.inf], np.float16).view(np.uint8)
+    block = np.concatenate([scales, np.full(16, 0x11, np.uint8)])[None]
+    tensor = SimpleNamespace(
+        name=BLOCK, data=block, tensor_type=GGMLQuantizationType.Q4_1
+    )
+    values = GgufFile(tmp_path / "tiny.gguf").values(tensor)
+    assert np.isnan(values).all()

@@ -120,7 +120,9 @@ class GgufFile:
         from gguf.quants import dequantize
 
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            # Damaged scales make numbers that are not finite; layers refuse those.
+            with np.errstate(all="ignore"):
+                values = dequantize(tensor.data, tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
             raise ModelLoadError(
                 f"{self.path}: tensor {tensor.name} of type "
